@@ -1,0 +1,83 @@
+"""Engine settings, each documented and validated once. Knows no model and no machine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from samebit.core.errors import ConfigError
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A seeded disturbance of the scheduler, for audits and tests: it may change the timing of work and nothing else.
+
+    `chunk_sizes`: prefill is cut into these lengths in turn (empty: as the budget allows). `preempt_percent`: chance per
+    running request and step of being preempted (the oldest never is). `max_rows`: most batch rows a step (0: no cap).
+    `pad_tokens`, `pad_rows`: inert tokens and rows added to each step's bucket. `shuffle_rows`: order rows by the seed.
+    """
+
+    seed: int = 0
+    chunk_sizes: tuple[int, ...] = ()
+    preempt_percent: int = 0
+    max_rows: int = 0
+    pad_tokens: int = 0
+    pad_rows: int = 0
+    shuffle_rows: bool = False
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an engine is set up.
+
+    `dtype`: "auto" and "float32" compute in fp32 on a CPU. `max_model_len`: most tokens (prompt and output) of a request
+    (None: the model's limit, or what the pools hold). `max_num_seqs`: most running requests.
+    `max_num_batched_tokens`: most tokens a step. `page_size`: tokens a KV page. `checkpoint_interval`: a prefix-cache
+    checkpoint is kept at multiples of it (a multiple of `page_size`). `num_pages`, `num_window_pages`,
+    `num_checkpoints`: pool sizes (None: from `cache_bytes`). `num_threads`: CPU threads (None: all cores).
+    `kernels`: "native" (compiled), "torch" (pure torch) or "auto". `poison`: fill fresh and freed memory with NaN (tests).
+    """
+
+    model: str = "nano"
+    device: Literal["cpu"] = "cpu"
+    dtype: Literal["auto", "float32"] = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 512
+    enable_prefix_caching: bool = True
+    page_size: int = 16
+    checkpoint_interval: int = 256
+    num_pages: int | None = None
+    num_window_pages: int | None = None
+    num_checkpoints: int | None = None
+    cache_bytes: int = 1 << 30
+    seed: int = 0
+    num_threads: int | None = None
+    kernels: Literal["auto", "native", "torch"] = "auto"
+    poison: bool = False
+    schedule: Schedule = Schedule()
+
+    def validate(self) -> None:
+        """Raise ConfigError naming the first setting that is out of range."""
+        limits: dict[str, tuple[int | None, int]] = {
+            "max_model_len": (self.max_model_len, 2),
+            "max_num_seqs": (self.max_num_seqs, 1),
+            "max_num_batched_tokens": (self.max_num_batched_tokens, 1),
+            "page_size": (self.page_size, 1),
+            "checkpoint_interval": (self.checkpoint_interval, 1),
+            "num_pages": (self.num_pages, 2),
+            "num_window_pages": (self.num_window_pages, 2),
+            "num_checkpoints": (self.num_checkpoints, 1),
+            "cache_bytes": (self.cache_bytes, 1),
+            "num_threads": (self.num_threads, 1),
+        }
+        for name, (value, low) in limits.items():
+            if value is not None and value < low:
+                raise ConfigError(f"{name}={value}: must be at least {low}")
+        if self.checkpoint_interval % self.page_size:
+            raise ConfigError(
+                f"checkpoint_interval={self.checkpoint_interval}: must be a multiple of page_size ({self.page_size})"
+            )
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_seqs={self.max_num_seqs}: must not exceed max_num_batched_tokens ({self.max_num_batched_tokens})"
+            )

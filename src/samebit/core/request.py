@@ -1,0 +1,175 @@
+"""What a caller asks and what it gets back: plain frozen values. Knows no text processing, tensors or scheduling."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from samebit.core.errors import InvalidRequestError
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16_384
+MAX_STOP_CHARS = 1_000_000
+SEED_LIMIT = 2**63
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to draw and when to stop. Field names and defaults follow vLLM's offline API.
+
+    `seed` None means: draw one at the edge (it is reported back); the engine itself always gets a seed.
+    `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 switch a filter off. `max_tokens` None means
+    up to the model's limit. `logprobs` N reports the chosen token and the N most likely ones.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def validate(self) -> None:
+        """Raise InvalidRequestError naming the first field that is out of range."""
+        self._check_numbers()
+        if self.top_k < -1:
+            _refuse("top_k", self.top_k, "must be -1 or 0 (off) or a positive whole number")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            _refuse("max_tokens", self.max_tokens, "must be at least 1")
+        if self.min_tokens < 0:
+            _refuse("min_tokens", self.min_tokens, "must not be negative")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            _refuse("min_tokens", self.min_tokens, f"must not exceed max_tokens ({self.max_tokens})")
+        if self.seed is not None and not -SEED_LIMIT <= self.seed < SEED_LIMIT:
+            _refuse("seed", self.seed, "must fit in a signed 64-bit integer")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None and not 0 <= count <= MAX_LOGPROBS:
+                _refuse(name, count, f"must be between 0 and {MAX_LOGPROBS}")
+        self._check_stops()
+
+    def _check_numbers(self) -> None:
+        limits = {
+            "n": (self.n, 1, 128),
+            "temperature": (self.temperature, 0.0, 100.0),
+            "top_p": (self.top_p, 0.0, 1.0),
+            "min_p": (self.min_p, 0.0, 1.0),
+        }
+        for name, (value, low, high) in limits.items():
+            if not math.isfinite(value) or not low <= value <= high:
+                _refuse(name, value, f"must be between {low} and {high}")
+        if self.top_p == 0.0:
+            _refuse("top_p", self.top_p, "must be greater than 0")
+
+    def _check_stops(self) -> None:
+        stops = self.stop_strings
+        if len(stops) > MAX_STOP_STRINGS:
+            _refuse("stop", f"{len(stops)} strings", f"at most {MAX_STOP_STRINGS} are allowed")
+        if sum(map(len, stops)) > MAX_STOP_CHARS:
+            _refuse("stop", f"{sum(map(len, stops))} characters", f"at most {MAX_STOP_CHARS} are allowed in all")
+        if any(not text for text in stops):
+            _refuse("stop", "''", "stop strings must not be empty")
+        for token_id in self.stop_token_ids or ():
+            if not 0 <= token_id < 2**31:
+                _refuse("stop_token_ids", token_id, "must be token ids")
+
+
+def _refuse(param: str, value: object, limit: str) -> None:
+    raise InvalidRequestError(f"{param}={value!r}: {limit}", param=param)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample of one prompt, as the engine takes it: token ids, a definite seed, everything validated.
+
+    `cache_salt` separates tenants in the prefix cache. `sample_index` tells apart the n samples of a request, which
+    share a seed. `prompt_logprobs_start` is the first prompt token whose logprob is wanted (1 is the first that has one).
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    sample_index: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    cache_salt: str = ""
+    prompt_logprobs_start: int = 1
+
+
+class Logprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability (nats) of a token under the raw model distribution, and its rank (1 is the most likely)."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """The chosen token with its logprob and rank, and the most likely tokens in descending order, ties by lower id."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request gained in one step. Text, token ids and logprobs always describe the same tokens, up to the stop.
+
+    `text` may lag behind `token_ids` while bytes of a character or the start of a stop string are held back; with
+    `finish_reason` everything that belongs to the answer has been delivered. `stop_reason` is the stop string or token id.
+    """
+
+    request_id: str
+    text: str = ""
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] = []
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+
+class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished sample. `logprobs[j][token_id].logprob` holds the j-th token's and its alternatives' logprobs."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+
+
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """All samples of one prompt. `num_cached_tokens` counts prompt tokens taken from the prefix cache at first admission."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0
+    finished: bool = True
