@@ -1,0 +1,53 @@
+# Every target builds what it needs; a second call finds the stamps and starts at once.
+PYTHON ?= python3
+WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet -c constraints.txt
+
+.PHONY: serve test check fuzz bench docs clean
+
+serve: .venv/.stamp-run
+	$(BIN)/samebit serve nano
+
+test: .venv/.stamp-dev
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+check: .venv/.stamp-dev
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy --strict src
+	$(BIN)/lint-imports
+
+fuzz: .venv/.stamp-dev
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow --hypothesis-profile=fuzz
+
+bench: .venv/.stamp-run
+	$(BIN)/samebit bench nano
+
+docs: .venv/.stamp-docs
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf .venv build dist site
+
+.venv/.stamp-venv:
+	$(PYTHON) -m venv .venv
+	touch $@
+
+# torch first and by its exact version: left to the resolver it can bring gigabytes of GPU libraries.
+.venv/.stamp-torch: .venv/.stamp-venv constraints.txt
+	$(INSTALL) torch==$(shell sed -n 's/^torch==//p' constraints.txt)
+	touch $@
+
+.venv/.stamp-run: .venv/.stamp-torch pyproject.toml
+	$(INSTALL) -e .
+	touch $@
+
+.venv/.stamp-dev: .venv/.stamp-torch pyproject.toml
+	$(INSTALL) -e '.[dev]'
+	touch $@ .venv/.stamp-run
+
+.venv/.stamp-docs: .venv/.stamp-torch pyproject.toml
+	$(INSTALL) -e '.[docs]'
+	touch $@
