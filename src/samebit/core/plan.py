@@ -1,0 +1,149 @@
+"""The contract of one step: `BatchPlan` in, `StepOutput` back. Plain integers, the same on every rank.
+
+A step is plan -> execute -> commit. Nothing else crosses between the scheduler and a runner. There is one row shape,
+`(sequence, first position, number of tokens)`; prefill, decode, verify and publication differ only in their numbers.
+"""
+
+from __future__ import annotations
+
+from typing import NewType, Protocol
+
+import msgspec
+
+SlotId = NewType("SlotId", int)
+PageId = NewType("PageId", int)
+SnapshotId = NewType("SnapshotId", int)
+
+INERT_SLOT = SlotId(0)
+SINK_PAGE = PageId(0)
+NO_SNAPSHOT = SnapshotId(0)
+DRAW = -1
+
+_MASK = (1 << 64) - 1
+_POSITION_STEP = 0x9E3779B97F4A7C15
+
+
+def owner_tag(step: int, owner: int) -> int:
+    """A signed 64-bit word for what `owner` writes in `step` (the finaliser of SplitMix64 over both numbers)."""
+    word = (step * 0xD1342543DE82EF95 + owner * 0xAF251AF3B0F025B5 + _POSITION_STEP) & _MASK
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
+    return _signed(word ^ (word >> 31))
+
+
+def position_tag(tag: int, position: int) -> int:
+    """The tag of one position under an owner's tag; devices compute the same sum with wrapping int64 arithmetic."""
+    return _signed((tag + position * _POSITION_STEP) & _MASK)
+
+
+def entry_tag(step: int, owner: int, boundary: int) -> int:
+    """The tag of the conv rows of a checkpoint at `boundary`; distinct from every position tag of the same step."""
+    return owner_tag(step, (owner << 32) ^ (boundary + 1) ^ (1 << 62))
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+POSITION_TAG_STEP = _signed(_POSITION_STEP)
+
+
+class PlanRow(msgspec.Struct, frozen=True, array_like=True):
+    """One sequence's share of a step: tokens at positions `start .. start + num_tokens - 1`.
+
+    `token_ids` has `num_tokens` ids, or is empty where the device continues from its own words for the slot (length and
+    last drawn token). `num_tokens` 0 publishes only. `resume_snapshot` names the checkpoint whose conv rows precede
+    `start`; NO_SNAPSHOT means the slot's ring. `owner` is the sequence's number, never used twice.
+    """
+
+    request_id: str
+    slot: SlotId
+    owner: int
+    start: int
+    num_tokens: int
+    token_ids: list[int]
+    resume_snapshot: SnapshotId = NO_SNAPSHOT
+    resume_tag: int = 0
+
+
+class PageDelta(msgspec.Struct, frozen=True, array_like=True):
+    """Page `page` (with the stamp its last row must carry; 0: not complete) becomes entry `index` of a slot's table."""
+
+    group: int
+    slot: SlotId
+    index: int
+    page: PageId
+    stamp: int = 0
+
+
+class CheckpointEntry(msgspec.Struct, frozen=True, array_like=True):
+    """The K-1 conv inputs before `boundary` of batch row `row` go to `snapshot`, tagged `tag`, in every stream.
+
+    With NO_SNAPSHOT nothing is kept and only the pages below `boundary` are compared: that is how a resume is verified.
+    """
+
+    row: int
+    boundary: int
+    snapshot: SnapshotId
+    tag: int
+
+
+class PlanSample(msgspec.Struct, frozen=True, array_like=True):
+    """One logits row: the token after token `offset` of batch row `row` is drawn, or `target` is scored (prompt logprobs)."""
+
+    row: int
+    offset: int
+    target: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    sample_index: int
+    num_top: int
+
+
+class BatchPlan(msgspec.Struct, frozen=True, array_like=True):
+    """Everything a rank needs for one step."""
+
+    step: int
+    rows: list[PlanRow]
+    samples: list[PlanSample]
+    entries: list[CheckpointEntry]
+    page_deltas: list[PageDelta]
+    pad_tokens: int = 0
+    pad_rows: int = 0
+
+
+class SampleOutput(msgspec.Struct, frozen=True, array_like=True):
+    """The drawn (or scored) token of one logits row. `is_finite` is false when any logit was NaN or infinite."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    is_finite: bool
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class StepOutput(msgspec.Struct, frozen=True, array_like=True):
+    """What the device answers: samples in plan order, and what was found intact.
+
+    `rows_intact[b]`: the conv rows that row b read carried the expected tags in every stream. `pages_intact[e]`: every
+    page below entry e's boundary carries the expected stamp in every layer. `rows_written[e]`: entry e's conv rows carry
+    its tag in every stream.
+    """
+
+    step: int
+    samples: list[SampleOutput]
+    rows_intact: list[bool]
+    pages_intact: list[bool]
+    rows_written: list[bool]
+
+
+class Runner(Protocol):
+    """Executes plans; the only thing that an engine knows of devices."""
+
+    def execute(self, plan: BatchPlan) -> StepOutput:
+        """Run one step to its end and read its results back."""
+        ...

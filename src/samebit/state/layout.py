@@ -1,0 +1,93 @@
+"""What a model's per-request state consists of, and where each part lives. Plain numbers; no torch.
+
+A model declares a `StateLayout`; with the engine's sizes it becomes a `StateGeometry`, which the host (ids) and the
+device (addresses) both compute with.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from samebit.core.plan import SlotId, SnapshotId
+
+ZERO_ROW = 0
+SINK_ROW = 1
+_FIRST_ROW = 2
+
+
+class KvLayer(msgspec.Struct, frozen=True):
+    """One attention layer's cache: K and V of `num_kv_heads` heads of `head_dim`."""
+
+    num_kv_heads: int
+    head_dim: int
+
+
+class PageGroup(msgspec.Struct, frozen=True):
+    """Attention layers that share a page table. `window` W: a query sees keys t-W+1 .. t; None: all of them."""
+
+    window: int | None
+    layers: tuple[KvLayer, ...]
+
+    def first_position(self, length: int) -> int:
+        """The first position that State(length) holds in this group."""
+        return 0 if self.window is None else max(0, length - self.window + 1)
+
+
+class ConvStream(msgspec.Struct, frozen=True):
+    """One short convolution's input rows."""
+
+    name: str
+    width: int
+
+
+class StateLayout(msgspec.Struct, frozen=True):
+    """All state of a model: page groups (at most one without a window) and conv streams of one kernel size K."""
+
+    groups: tuple[PageGroup, ...]
+    streams: tuple[ConvStream, ...]
+    kernel_size: int
+
+    @property
+    def history(self) -> int:
+        """Conv rows that precede a position in State(t): K - 1."""
+        return self.kernel_size - 1
+
+
+class StateGeometry(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of every pool and the arithmetic of addresses.
+
+    Conv rows: row 0 is all zeros and never written, row 1 is the sink and never read, then one ring of `ring_length`
+    rows per slot, then `history` rows per snapshot. Slot 0, snapshot 0 and page 0 are inert and never given out, so
+    `num_slots`, `num_snapshots` and `num_pages[g]` count ids 1 .. n.
+    """
+
+    layout: StateLayout
+    page_size: int
+    num_slots: int
+    num_snapshots: int
+    num_pages: tuple[int, ...]
+    max_length: int
+    max_drafts: int = 0
+
+    @property
+    def ring_length(self) -> int:
+        """Rows a ring needs so that a stop inside an accepted run can still be published with one step in flight."""
+        return self.layout.history + self.page_size + 2 * (1 + self.max_drafts)
+
+    @property
+    def pages_per_sequence(self) -> int:
+        """Entries of a page table: pages of a sequence of `max_length` tokens."""
+        return -(-self.max_length // self.page_size)
+
+    @property
+    def num_rows(self) -> int:
+        """Conv rows in each stream's pool, the two reserved ones included."""
+        return _FIRST_ROW + self.num_slots * self.ring_length + self.num_snapshots * self.layout.history
+
+    def ring_base(self, slot: SlotId | int) -> int:
+        """First row of a slot's ring; position p lives in row `ring_base + p mod ring_length`."""
+        return _FIRST_ROW + (slot - 1) * self.ring_length
+
+    def snapshot_base(self, snapshot: SnapshotId | int) -> int:
+        """First of the `history` rows of a snapshot, oldest position first."""
+        return _FIRST_ROW + self.num_slots * self.ring_length + (snapshot - 1) * self.layout.history
