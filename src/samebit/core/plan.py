@@ -103,6 +103,14 @@ class PlanSample(msgspec.Struct, frozen=True, array_like=True):
     num_top: int
 
 
+class RetiredIds(msgspec.Struct, frozen=True, array_like=True):
+    """Ids that returned to the free lists before this step; with poison on, their memory is overwritten first."""
+
+    pages: list[tuple[int, PageId]] = []
+    snapshots: list[SnapshotId] = []
+    slots: list[SlotId] = []
+
+
 class BatchPlan(msgspec.Struct, frozen=True, array_like=True):
     """Everything a rank needs for one step."""
 
@@ -111,8 +119,14 @@ class BatchPlan(msgspec.Struct, frozen=True, array_like=True):
     samples: list[PlanSample]
     entries: list[CheckpointEntry]
     page_deltas: list[PageDelta]
+    retired: RetiredIds = RetiredIds()
     pad_tokens: int = 0
     pad_rows: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rows."""
+        return sum(row.num_tokens for row in self.rows)
 
 
 class SampleOutput(msgspec.Struct, frozen=True, array_like=True):

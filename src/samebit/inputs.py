@@ -1,0 +1,183 @@
+"""StaticInputs: the only host-to-device contract of a step, the same type for eager runs, capture and replay.
+
+All fields are views of one flat buffer, so that a fill is one copy. `fill` writes a whole bucket from inert values and
+then the live part: there is no previous content. What is not wanted is inert by address (slot 0, page 0, sink rows),
+never absent. Addresses that depend on lengths are computed from these fields on the device, in `samebit.indexing`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from samebit.core.plan import DRAW, BatchPlan, entry_tag, owner_tag
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Sizes of a step: tokens, batch rows, logits rows, checkpoint entries, page deltas, and most likely tokens wanted."""
+
+    tokens: int
+    rows: int
+    samples: int
+    entries: int
+    deltas: int
+    top: int
+
+    @staticmethod
+    def of(plan: BatchPlan) -> Bucket:
+        """The smallest bucket that holds `plan` with the padding it asks for."""
+        return Bucket(
+            tokens=plan.num_tokens + plan.pad_tokens,
+            rows=len(plan.rows) + plan.pad_rows,
+            samples=len(plan.samples),
+            entries=len(plan.entries),
+            deltas=len(plan.page_deltas),
+            top=max((sample.num_top for sample in plan.samples), default=0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StaticInputs:
+    """Fields of a step. T tokens, B rows, L logits rows, E entries, D page deltas; all padded to the bucket's sizes.
+
+    Tokens: `token_ids` [T] int32 (ignored where the row continues from the device's words).
+    Rows: `query_start` [B+1] int32 (padding rows are empty), `row_slots` [B] int32, `row_start` [B] int64 and
+    `row_continues` [B] int32 (1: start and token come from the slot's words), `row_tags` [B] int64 (owner tag of this
+    step), `row_resume` [B] int32 (snapshot, 0: none), `row_resume_tag` [B] int64.
+    Logits rows: `sample_rows`, `sample_offsets`, `sample_targets`, `sample_top_k`, `sample_indices` [L] int32,
+    `sample_temperature`, `sample_top_p`, `sample_min_p` [L] float32, `sample_seeds` [L] int64.
+    Entries: `entry_rows`, `entry_snapshots` [E] int32, `entry_boundaries`, `entry_tags` [E] int64.
+    Page deltas: `delta_groups`, `delta_slots`, `delta_indices`, `delta_pages` [D] int32, `delta_stamps` [D] int64.
+    """
+
+    query_start: Tensor
+    token_ids: Tensor
+    row_slots: Tensor
+    row_continues: Tensor
+    row_resume: Tensor
+    sample_rows: Tensor
+    sample_offsets: Tensor
+    sample_targets: Tensor
+    sample_top_k: Tensor
+    sample_indices: Tensor
+    sample_temperature: Tensor
+    sample_top_p: Tensor
+    sample_min_p: Tensor
+    entry_rows: Tensor
+    entry_snapshots: Tensor
+    delta_groups: Tensor
+    delta_slots: Tensor
+    delta_indices: Tensor
+    delta_pages: Tensor
+    row_start: Tensor
+    row_tags: Tensor
+    row_resume_tag: Tensor
+    sample_seeds: Tensor
+    entry_boundaries: Tensor
+    entry_tags: Tensor
+    delta_stamps: Tensor
+
+
+_WIDE = {"row_start", "row_tags", "row_resume_tag", "sample_seeds", "entry_boundaries", "entry_tags", "delta_stamps"}
+_REAL = {"sample_temperature", "sample_top_p", "sample_min_p"}
+_INERT = {"sample_targets": DRAW, "sample_top_p": 1.0}
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name in _WIDE:
+        return torch.int64
+    return torch.float32 if name in _REAL else torch.int32
+
+
+def _length(name: str, bucket: Bucket) -> int:
+    if name == "query_start":
+        return bucket.rows + 1
+    axis = name.split("_")[0]
+    return {
+        "token": bucket.tokens,
+        "row": bucket.rows,
+        "sample": bucket.samples,
+        "entry": bucket.entries,
+        "delta": bucket.deltas,
+    }[axis]
+
+
+class InputBuffer:
+    """Owner of the flat buffer behind the inputs of one bucket."""
+
+    def __init__(self, bucket: Bucket, device: torch.device) -> None:
+        self.bucket = bucket
+        names = [field.name for field in fields(StaticInputs)]
+        sizes = {name: _length(name, bucket) * _dtype(name).itemsize for name in names}
+        # Eight-byte fields come last in StaticInputs; aligning each start costs a few bytes at most.
+        offsets: dict[str, int] = {}
+        end = 0
+        for name in names:
+            offsets[name] = end = -(-end // 8) * 8
+            end += sizes[name]
+        self._staging = torch.zeros(end, dtype=torch.uint8)
+        self._storage = self._staging if device.type == "cpu" else torch.zeros_like(self._staging, device=device)
+        self._host: dict[str, np.ndarray] = {}
+        views: dict[str, Tensor] = {}
+        for name in names:
+            part = slice(offsets[name], offsets[name] + sizes[name])
+            self._host[name] = self._staging[part].view(_dtype(name)).numpy()
+            views[name] = self._storage[part].view(_dtype(name))
+        self.view = StaticInputs(**views)
+
+    def fill(self, plan: BatchPlan) -> StaticInputs:
+        """Write every field of the bucket: inert values first, then the plan's rows."""
+        host = self._host
+        for name, values in host.items():
+            values.fill(_INERT.get(name, 0))
+        self._fill_rows(plan)
+        _put(host, "sample", plan.samples, _SAMPLE_FIELDS)
+        _put(host, "entry", plan.entries, _ENTRY_FIELDS)
+        _put(host, "delta", plan.page_deltas, _DELTA_FIELDS)
+        if self._storage is not self._staging:
+            self._storage.copy_(self._staging, non_blocking=True)
+        return self.view
+
+    def _fill_rows(self, plan: BatchPlan) -> None:
+        host = self._host
+        host["query_start"].fill(plan.num_tokens)
+        start = 0
+        for b, row in enumerate(plan.rows):
+            host["query_start"][b] = start
+            if row.token_ids:
+                assert len(row.token_ids) == row.num_tokens, "a row names all its tokens or none"
+                host["token_ids"][start : start + row.num_tokens] = row.token_ids
+            host["row_slots"][b] = row.slot
+            host["row_continues"][b] = row.num_tokens > 0 and not row.token_ids
+            host["row_start"][b] = row.start
+            host["row_tags"][b] = owner_tag(plan.step, row.owner)
+            host["row_resume"][b] = row.resume_snapshot
+            host["row_resume_tag"][b] = row.resume_tag
+            start += row.num_tokens
+
+
+_SAMPLE_FIELDS = {
+    "rows": "row",
+    "offsets": "offset",
+    "targets": "target",
+    "top_k": "top_k",
+    "indices": "sample_index",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "seeds": "seed",
+}
+_ENTRY_FIELDS = {"rows": "row", "snapshots": "snapshot", "boundaries": "boundary", "tags": "tag"}
+_DELTA_FIELDS = {"groups": "group", "slots": "slot", "indices": "index", "pages": "page", "stamps": "stamp"}
+
+
+def _put(host: dict[str, np.ndarray], axis: str, items: list, columns: dict[str, str]) -> None:
+    for suffix, attribute in columns.items():
+        host[f"{axis}_{suffix}"][: len(items)] = [getattr(item, attribute) for item in items]
+
+
+__all__ = ["Bucket", "InputBuffer", "StaticInputs", "entry_tag"]

@@ -1,0 +1,131 @@
+"""Device memory of all requests: KV pages, conv rows, their tags, and the per-slot words. Knows no request.
+
+Only kernels write K, V and conv rows; only `StepIndex` (see inputs.py) writes the slot tables. Every row and page that
+is written carries a tag that says by whom and in which step, so that a write that did not happen can be told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from samebit.core.plan import INERT_SLOT, SINK_PAGE, RetiredIds
+from samebit.state.layout import SINK_ROW, ZERO_ROW, StateGeometry
+
+_POISON_TAG = 0x7F7F7F7F7F7F7F7F
+
+
+@dataclass(frozen=True, slots=True)
+class KvPool:
+    """One layer's pages: `k`, `v` [num_pages, page_size, heads, head_dim] and `page_tags` [num_pages] int64."""
+
+    k: Tensor
+    v: Tensor
+    page_tags: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ConvPool:
+    """One stream's input rows: `rows` [num_rows, width] and `row_tags` [num_rows] int64."""
+
+    rows: Tensor
+    row_tags: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTables:
+    """What the device knows of each slot, so that a step needs no value that an earlier step has yet to produce.
+
+    `length` [S] int64: tokens with valid state. `next_token` [S] int32: the last drawn token, which has no state yet.
+    `ring_tags` [S, R] int64: tags the ring's rows must carry. Per page group g, `page_table[g]` [S, P] int32 and
+    `page_stamps[g]` [S, P] int64 (the stamp each complete page must carry). Slot 0 is inert.
+    """
+
+    length: Tensor
+    next_token: Tensor
+    ring_tags: Tensor
+    page_table: tuple[Tensor, ...]
+    page_stamps: tuple[Tensor, ...]
+
+
+class StatePools:
+    """Owner of all state tensors of one rank."""
+
+    def __init__(self, geometry: StateGeometry, device: torch.device, *, poison: bool = False) -> None:
+        self.geometry = geometry
+        self._poison = poison
+        layout = geometry.layout
+        rows = (geometry.num_rows,)
+        self.row_tags = torch.zeros(len(layout.streams), *rows, dtype=torch.int64, device=device)
+        self.conv = tuple(
+            ConvPool(torch.zeros(*rows, stream.width, dtype=torch.float32, device=device), self.row_tags[i])
+            for i, stream in enumerate(layout.streams)
+        )
+        self.page_tags = tuple(
+            torch.zeros(len(group.layers), pages + 1, dtype=torch.int64, device=device)
+            for group, pages in zip(layout.groups, geometry.num_pages, strict=True)
+        )
+        self.kv = tuple(
+            tuple(self._kv_pool(g, i, device) for i in range(len(group.layers)))
+            for g, group in enumerate(layout.groups)
+        )
+        self.tables = self._slot_tables(device)
+        if poison:
+            self._fill_with_poison()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of K, V and conv rows."""
+        tensors = [t for group in self.kv for pool in group for t in (pool.k, pool.v)]
+        return sum(t.nbytes for t in (*tensors, *(pool.rows for pool in self.conv)))
+
+    def wipe(self, retired: RetiredIds) -> None:
+        """Overwrite freed memory with NaN and a tag nobody uses; does nothing unless poison is on."""
+        if not self._poison:
+            return
+        for group, page in retired.pages:
+            for pool in self.kv[group]:
+                pool.k[page] = torch.nan
+                pool.v[page] = torch.nan
+            self.page_tags[group][:, page] = _POISON_TAG
+        ranges = [(self.geometry.snapshot_base(s), self.geometry.layout.history) for s in retired.snapshots]
+        ranges += [(self.geometry.ring_base(s), self.geometry.ring_length) for s in retired.slots]
+        for first, count in ranges:
+            for conv in self.conv:
+                conv.rows[first : first + count] = torch.nan
+            self.row_tags[:, first : first + count] = _POISON_TAG
+
+    def _kv_pool(self, group: int, index: int, device: torch.device) -> KvPool:
+        layer = self.geometry.layout.groups[group].layers[index]
+        shape = (self.geometry.num_pages[group] + 1, self.geometry.page_size, layer.num_kv_heads, layer.head_dim)
+        k, v = (torch.zeros(shape, dtype=torch.float32, device=device) for _ in range(2))
+        return KvPool(k, v, self.page_tags[group][index])
+
+    def _slot_tables(self, device: torch.device) -> SlotTables:
+        slots, pages = self.geometry.num_slots + 1, self.geometry.pages_per_sequence
+        groups = range(len(self.geometry.layout.groups))
+
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return SlotTables(
+            length=zeros(slots, dtype=torch.int64),
+            next_token=zeros(slots, dtype=torch.int32),
+            ring_tags=zeros(slots, self.geometry.ring_length, dtype=torch.int64),
+            page_table=tuple(zeros(slots, pages, dtype=torch.int32) for _ in groups),
+            page_stamps=tuple(zeros(slots, pages, dtype=torch.int64) for _ in groups),
+        )
+
+    def _fill_with_poison(self) -> None:
+        for group in self.kv:
+            for pool in group:
+                pool.k[SINK_PAGE + 1 :] = torch.nan
+                pool.v[SINK_PAGE + 1 :] = torch.nan
+        for conv in self.conv:
+            conv.rows[SINK_ROW:] = torch.nan
+        for tags in self.page_tags:
+            tags[:, SINK_PAGE + 1 :] = _POISON_TAG
+        self.row_tags[:, SINK_ROW:] = _POISON_TAG
+        assert INERT_SLOT == ZERO_ROW == 0
