@@ -1,0 +1,85 @@
+"""Schemas of the kernels as torch operators: what a recorder sees of a step.
+
+A plain Python or ctypes call leaves no trace in a recorded step; an operator does, with the tensors it changes declared.
+Every kernel set registers the same schemas under its own suffix (``samebit::linear_torch``). Knows no implementation.
+"""
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_CONV_INDEX = (
+    "Tensor query_start, Tensor read_rows, Tensor read_tags, Tensor store_rows, Tensor store_tags, Tensor write_rows, "
+    "Tensor write_tags, Tensor entry_sources, Tensor entry_source_tags, Tensor entry_dest, Tensor entry_tag"
+)
+SCHEMAS: Mapping[str, str] = {
+    "linear": "(Tensor x, Tensor weight, int num_out, int threads) -> Tensor",
+    "rms_norm": "(Tensor x, Tensor gain, float eps, int threads) -> Tensor",
+    "swiglu": "(Tensor z, int threads) -> Tensor",
+    "short_conv": f"(Tensor x, Tensor taps, Tensor(a!) rows, Tensor(b!) row_tags, {_CONV_INDEX}, Tensor? residual, "
+    "int threads) -> Tensor",
+    "write_kv": "(Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor(c!) page_tags, "
+    "Tensor write_slots, Tensor stamp_pages, Tensor stamp_tags, int threads) -> ()",
+    "attention": "(Tensor q, Tensor rel, Tensor rel_proj, Tensor tau, Tensor k_pages, Tensor v_pages, "
+    "Tensor query_start, Tensor row_start, Tensor row_slots, Tensor page_table, int window, float scale, int threads)"
+    " -> Tensor",
+    "route": "(Tensor logits, Tensor bias, int top_k, int num_shared, float scale, int threads) -> (Tensor, Tensor)",
+    "moe": "(Tensor x, Tensor expert_ids, Tensor weights, Tensor num_tokens, Tensor w13, Tensor w2, "
+    "int intermediate, int threads) -> Tensor",
+    "embedding": "(Tensor ids, Tensor table, int threads) -> Tensor",
+    "sample": "(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seed, "
+    "Tensor sample_index, Tensor position, Tensor target, int threads) -> (Tensor, Tensor, Tensor, Tensor)",
+    "top_logprobs": "(Tensor logits, int n, int threads) -> (Tensor, Tensor)",
+}
+
+_LIBRARY = torch.library.Library("samebit", "FRAGMENT")
+_OPERATORS: dict[str, SimpleNamespace] = {}
+
+
+def _shapes_only(name: str) -> Callable[..., Any]:
+    """The operator on tensors without data: fresh outputs of the right shape."""
+
+    def attention(q: Tensor, *_: Any) -> Tensor:
+        return q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+
+    def route(logits: Tensor, bias: Tensor, top_k: int, num_shared: int, *_: Any) -> tuple[Tensor, Tensor]:
+        shape = (logits.shape[0], top_k + num_shared)
+        return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape)
+
+    def sample(logits: Tensor, *_: Any) -> tuple[Tensor, ...]:
+        dtypes = (torch.int32, torch.float32, torch.int32, torch.bool)
+        return tuple(logits.new_empty(logits.shape[0], dtype=dtype) for dtype in dtypes)
+
+    def top_logprobs(logits: Tensor, n: int, *_: Any) -> tuple[Tensor, Tensor]:
+        shape = (logits.shape[0], n)
+        return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape)
+
+    functions: dict[str, Callable[..., Any]] = {
+        "linear": lambda x, weight, num_out, threads: x.new_empty(x.shape[0], num_out),
+        "swiglu": lambda z, threads: z.new_empty(z.shape[0], z.shape[1] // 2),
+        "write_kv": lambda *_: None,
+        "attention": attention,
+        "route": route,
+        "embedding": lambda ids, table, _: table.new_empty(ids.shape[0], table.shape[1], dtype=torch.float32),
+        "sample": sample,
+        "top_logprobs": top_logprobs,
+    }
+    return functions.get(name, lambda x, *_: torch.empty_like(x))
+
+
+def operators(suffix: str, implementations: Mapping[str, Callable[..., Any]]) -> SimpleNamespace:
+    """Register every schema as ``samebit::<name>_<suffix>`` once and return the callables by plain name."""
+    assert implementations.keys() == SCHEMAS.keys()
+    if suffix not in _OPERATORS:
+        found = {}
+        for name, schema in SCHEMAS.items():
+            full = f"{name}_{suffix}"
+            _LIBRARY.define(full + schema)
+            _LIBRARY.impl(full, implementations[name], "CPU")
+            _LIBRARY.impl(full, _shapes_only(name), "Meta")
+            found[name] = getattr(torch.ops.samebit, full).default
+        _OPERATORS[suffix] = SimpleNamespace(**found)
+    return _OPERATORS[suffix]

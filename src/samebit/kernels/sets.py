@@ -1,0 +1,178 @@
+"""Kernel sets: one interface, several implementations, chosen once and handed to the layers.
+
+Every function is *row-pure*: output row i has the same bits whatever the number of rows, the row's place, its
+neighbours, padding, the cut of a sequence into steps, and the number of threads. Activations are fp32. Two sets agree
+within rounding, not bit for bit; the set is part of the numerics profile. Knows nothing of requests or models.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Literal
+
+from torch import Tensor
+
+from samebit.kernels import torch_set
+from samebit.kernels.ops import operators
+from samebit.kernels.values import AttnIndex, ConvIndex, KvIndex, Packed, PackedExperts, SampleColumns
+
+_log = logging.getLogger(__name__)
+KernelKind = Literal["auto", "native", "torch"]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSet:
+    """The kernels of a host. Sizes: T tokens, C channels, nh/nk query/KV heads of hd, V vocabulary, L logit rows."""
+
+    name: str
+    num_threads: int
+    details: Mapping[str, str] = field(repr=False)
+    _pack: Callable[[Tensor], Tensor] = field(repr=False)
+    _ops: SimpleNamespace = field(repr=False)
+
+    def describe(self) -> dict[str, str | int]:
+        """What the numerics profile records of this set: the name and what the bits depend on."""
+        return {"kernels": self.name, **self.details}
+
+    def pack_linear(self, weight: Tensor) -> Packed:
+        """Lay out a weight [N, K] fp32 or bf16 for ``linear``; bf16 stays two bytes an element where the set can."""
+        return Packed(self._pack(weight), weight.shape[0], weight.shape[1])
+
+    def linear(self, x: Tensor, w: Packed) -> Tensor:
+        """``x`` [T, K] times the transposed weight: [T, N]."""
+        out: Tensor = self._ops.linear(x, w.data, w.num_out, self.num_threads)
+        return out
+
+    def rms_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+        """``x / sqrt(mean(x^2) + eps) * gain`` over the last of [T, C] (Zhang and Sennrich, 2019)."""
+        out: Tensor = self._ops.rms_norm(x, gain, eps, self.num_threads)
+        return out
+
+    def swiglu(self, z: Tensor) -> Tensor:
+        """``silu(gate) * up`` for ``z`` [T, 2I] = gate | up (Shazeer, 2020)."""
+        out: Tensor = self._ops.swiglu(z, self.num_threads)
+        return out
+
+    def short_conv(
+        self, x: Tensor, taps: Tensor, rows: Tensor, row_tags: Tensor, ix: ConvIndex, residual: Tensor | None
+    ) -> Tensor:
+        """Depthwise causal convolution with inner residual; keeps inputs in ``rows`` [num_rows, C] and their tags.
+
+        y[t] = sum_j taps[:, j] * x[t - K + 1 + j] (in order of j) + x[t] + residual[t]; inputs before a batch row's
+        first token are ``rows[read_rows]``. All reads of the pool happen before any write. Then checkpoint entries,
+        the stored read rows and the tokens' inputs are written. A tag copied from a pool row carries the difference
+        between the tag found and the tag expected, so a stale source spoils it. Writes to the sink are dropped.
+        Padding tokens give zeros and write nothing.
+        """
+        out: Tensor = self._ops.short_conv(
+            x, taps, rows, row_tags, ix.query_start, ix.read_rows, ix.read_tags, ix.store_rows, ix.store_tags,
+            ix.write_rows, ix.write_tags, ix.entry_sources, ix.entry_source_tags, ix.entry_dest, ix.entry_tag,
+            residual, self.num_threads,
+        )  # fmt: skip
+        return out
+
+    def write_kv(
+        self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, page_tags: Tensor, ix: KvIndex
+    ) -> None:
+        """Put ``k``, ``v`` [T, nk, hd] into pages [P, page_size, nk, hd] and stamp completed pages in ``page_tags``."""
+        self._ops.write_kv(
+            k, v, k_pages, v_pages, page_tags, ix.write_slots, ix.stamp_pages, ix.stamp_tags, self.num_threads
+        )
+
+    def attention(
+        self,
+        q: Tensor,
+        rel: Tensor,
+        rel_proj: Tensor,
+        tau: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        ix: AttnIndex,
+        window: int,
+        scale: float,
+    ) -> Tensor:
+        """Causal attention of ``q`` [T, nh, hd] over paged keys, [T, nh * hd]; the step's own K/V is already paged.
+
+        score[h, i, j] = (q_i . k_j * scale + bias(h, i, i - j)) * tau_i; bias = rel[i, h] . rel_proj[:, i - j] where
+        i - j < extent, else 0; keys j <= i and, with ``window`` > 0, i - j < window. ``rel`` [T, nh, d_rel],
+        ``rel_proj`` [d_rel, extent], ``tau`` [T]. Pages below the window are not read. Padding tokens give zeros.
+        """
+        out: Tensor = self._ops.attention(
+            q, rel, rel_proj, tau, k_pages, v_pages, ix.query_start, ix.row_start, ix.row_slots, ix.page_table,
+            window, scale, self.num_threads,
+        )  # fmt: skip
+        return out
+
+    def route(
+        self, logits: Tensor, bias: Tensor, top_k: int, num_shared: int, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Experts of each token and their weights, [T, top_k + num_shared] int32 and fp32, from logits [T, E + shared].
+
+        The ``top_k`` of sigmoid(logits) + bias in descending order, ties to the lower id, then the shared experts
+        E, E + 1, ...; weights are the sigmoids of the chosen raw logits divided by their sum, times ``scale``.
+        """
+        ids, weights = self._ops.route(logits, bias, top_k, num_shared, scale, self.num_threads)
+        return ids, weights
+
+    def pack_experts(self, w13: Tensor, w2: Tensor) -> PackedExperts:
+        """Lay out ``w13`` [E, 2I, H] (gate rows, then up rows) and ``w2`` [E, H, I] for ``moe``."""
+        experts, doubled, hidden = w13.shape
+        return PackedExperts(self._pack(w13), self._pack(w2), experts, doubled // 2, hidden)
+
+    def moe(
+        self, x: Tensor, expert_ids: Tensor, weights: Tensor, num_tokens: Tensor, w: PackedExperts
+    ) -> Tensor:
+        """Sum over a token's slots, in order, of weight * expert(x), [T, H]; zeros from ``num_tokens`` [1] int32 on."""
+        out: Tensor = self._ops.moe(
+            x, expert_ids, weights, num_tokens, w.w13, w.w2, w.intermediate, self.num_threads
+        )
+        return out
+
+    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
+        """Rows ``ids`` [T] int32 of ``table`` [V, C] fp32 or bf16, as fp32 [T, C]."""
+        out: Tensor = self._ops.embedding(ids, table, self.num_threads)
+        return out
+
+    def sample(self, logits: Tensor, cols: SampleColumns) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Draw one token per row of ``logits`` [L, V]: ids int32, logprobs fp32, ranks int32, finite bool, each [L].
+
+        Contract. scaled = logit / temperature in fp32. Filters in this order, on tokens sorted by descending scaled
+        logit, ties to the lower id: top-k keeps the first k; top-p keeps the smallest prefix of what top-k left whose
+        share of that mass is >= top_p; min-p keeps tokens whose probability is >= min_p times the largest. The most
+        likely token always stays. The token is the argmax over the kept of scaled + noise, ties to the lower id, with
+        the noise of ``samebit.kernels.noise.gumbel_noise``. Temperature 0: argmax of the logits, ties to the lower id.
+        A ``target`` >= 0 is taken as the token. Logprobs are the fp32 log-softmax of the raw logits at the token. The
+        rank is 1 + the number of tokens with a larger logit, or an equal one and a lower id. A row with a NaN or an
+        infinity returns token 0, an unspecified logprob and rank, and finite = False; ban a token with a large
+        negative logit such as -1e30, not with -inf.
+        """
+        tokens, logprobs, ranks, finite = self._ops.sample(
+            logits, cols.temperature, cols.top_k, cols.top_p, cols.min_p, cols.seed, cols.sample_index,
+            cols.position, cols.target, self.num_threads,
+        )  # fmt: skip
+        return tokens, logprobs, ranks, finite
+
+    def top_logprobs(self, logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """The ``n`` likeliest tokens of each row of [L, V] with their log-softmax, descending, ties to the lower id."""
+        ids, logprobs = self._ops.top_logprobs(logits, n, self.num_threads)
+        return ids, logprobs
+
+
+def torch_kernels(num_threads: int) -> KernelSet:
+    """The set in plain torch."""
+    ops = operators("torch", torch_set.IMPLEMENTATIONS)
+    return KernelSet("torch", num_threads, {}, torch_set.pack_linear, ops)
+
+
+def select_kernels(kind: KernelKind, num_threads: int) -> KernelSet:
+    """The kernel set for this host.
+
+    Raises ValueError for an unknown ``kind`` or fewer than one thread, RuntimeError where ``kind="native"`` cannot be
+    built.
+    """
+    if kind not in ("auto", "native", "torch"):
+        raise ValueError(f"kernels must be 'auto', 'native' or 'torch', got {kind!r}")
+    if num_threads < 1:
+        raise ValueError(f"num_threads must be at least 1, got {num_threads}")
+    return torch_kernels(num_threads)

@@ -1,0 +1,220 @@
+"""The kernels in plain torch: slow, exact, on any host. Also the twin that other sets are tested against.
+
+Row-pure by construction: sums that a library may reorder go through ``exact``, everything else is elementwise or walks
+a small axis in order. Knows no model.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samebit.kernels import exact
+from samebit.kernels.torch_sampling import sample, top_logprobs
+
+QUERY_BLOCK = 64
+
+
+def pack_linear(weight: Tensor) -> Tensor:
+    """[..., N, K] to [2, ..., N, K] float64: the high and low slices."""
+    return torch.stack(exact.split(weight, exact.slice_bits(weight.shape[-1])))
+
+
+def linear(x: Tensor, weight: Tensor, num_out: int, threads: int) -> Tensor:
+    parts = exact.split(x, exact.slice_bits(x.shape[-1]))
+    return exact.dot(parts, (weight[0], weight[1])).to(torch.float32)
+
+
+def rms_norm(x: Tensor, gain: Tensor, eps: float, threads: int) -> Tensor:
+    length_log2 = max(1, x.shape[-1].bit_length())
+    wide = x.to(torch.float64)
+    mean = exact.sum_last(wide * wide, length_log2) / x.shape[-1]
+    return (wide / torch.sqrt(mean + eps)).to(torch.float32) * gain
+
+
+def swiglu(z: Tensor, threads: int) -> Tensor:
+    gate, up = z.chunk(2, -1)
+    return gate / (1 + torch.exp(-gate)) * up
+
+
+def short_conv(
+    x: Tensor,
+    taps: Tensor,
+    rows: Tensor,
+    row_tags: Tensor,
+    query_start: Tensor,
+    read_rows: Tensor,
+    read_tags: Tensor,
+    store_rows: Tensor,
+    store_tags: Tensor,
+    write_rows: Tensor,
+    write_tags: Tensor,
+    entry_sources: Tensor,
+    entry_source_tags: Tensor,
+    entry_dest: Tensor,
+    entry_tag: Tensor,
+    residual: Tensor | None,
+    threads: int,
+) -> Tensor:
+    history = taps.shape[1] - 1
+    starts = query_start.tolist()
+    live = starts[-1]
+    y = torch.zeros_like(x)
+    before = rows[read_rows]
+    before_tags = row_tags[read_rows]
+    for row, (start, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+        inputs = torch.cat([before[row], x[start:end]])
+        total = torch.zeros_like(x[start:end])
+        for tap in range(history + 1):
+            total = total + taps[:, tap] * inputs[tap : tap + end - start]
+        total = total + x[start:end]
+        y[start:end] = total if residual is None else total + residual[start:end]
+    from_pool = entry_sources < 0
+    pool_source = torch.where(from_pool, -(entry_sources + 1), 0)
+    token_source = torch.where(from_pool, 0, entry_sources)
+    entry_values = torch.where(from_pool[..., None], rows[pool_source], x[token_source])
+    stale = torch.where(from_pool, row_tags[pool_source] ^ entry_source_tags, 0)
+    entry_tags = entry_tag[:, None] ^ stale
+    tokens = write_rows[:live]
+    for where, values, tags in (
+        (entry_dest, entry_values, entry_tags),
+        (store_rows, before, store_tags ^ before_tags ^ read_tags),
+        (tokens, x[:live], write_tags[:live]),
+    ):
+        wanted = where > 1
+        rows[where[wanted]] = values[wanted]
+        row_tags[where[wanted]] = tags[wanted]
+    return y
+
+
+def write_kv(
+    k: Tensor,
+    v: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    page_tags: Tensor,
+    write_slots: Tensor,
+    stamp_pages: Tensor,
+    stamp_tags: Tensor,
+    threads: int,
+) -> None:
+    wanted = write_slots > 0
+    k_pages.flatten(0, 1)[write_slots[wanted]] = k[wanted]
+    v_pages.flatten(0, 1)[write_slots[wanted]] = v[wanted]
+    wanted = stamp_pages > 0
+    page_tags[stamp_pages[wanted]] = stamp_tags[wanted]
+
+
+def attention(
+    q: Tensor,
+    rel: Tensor,
+    rel_proj: Tensor,
+    tau: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    query_start: Tensor,
+    row_start: Tensor,
+    row_slots: Tensor,
+    page_table: Tensor,
+    window: int,
+    scale: float,
+    threads: int,
+) -> Tensor:
+    out = torch.zeros(q.shape[0], q.shape[1], q.shape[2])
+    size = k_pages.shape[1]
+    starts = query_start.tolist()
+    bits = exact.slice_bits(rel_proj.shape[0])
+    profile = exact.split(rel_proj.mT, bits)
+    for row, first in enumerate(row_start.tolist()):
+        pages = page_table[row_slots[row]]
+        for begin in range(starts[row], starts[row + 1], QUERY_BLOCK):
+            end = min(begin + QUERY_BLOCK, starts[row + 1])
+            at = torch.arange(first + begin - starts[row], first + end - starts[row])
+            low = max(0, int(at[0]) - window + 1) if window else 0
+            keys = torch.arange(low, int(at[-1]) + 1)
+            where = pages[keys // size], keys % size
+            distance = at[:, None] - keys
+            bias = exact.dot(exact.split(rel[begin:end].transpose(0, 1), bits), profile).to(torch.float32)
+            near = distance.clamp(0, rel_proj.shape[1] - 1).expand(q.shape[1], -1, -1)
+            bias = torch.where(distance < rel_proj.shape[1], bias.gather(2, near), 0.0)
+            seen = (distance >= 0) & (distance < window) if window else distance >= 0
+            out[begin:end] = _attend(
+                q[begin:end], k_pages[where], v_pages[where], bias, tau[begin:end], seen, scale
+            ).transpose(0, 1)
+    return out.flatten(1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, tau: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """[m, nh, hd] queries on [n, nk, hd] keys with bias [nh, m, n] and mask [m, n]; returns [nh, m, hd]."""
+    group = q.shape[1] // k.shape[1]
+    keys = k.transpose(0, 1).repeat_interleave(group, 0)
+    values = v.transpose(0, 1).repeat_interleave(group, 0).to(torch.float64)
+    bits = exact.slice_bits(q.shape[2])
+    products = exact.dot(exact.split(q.transpose(0, 1), bits), exact.split(keys, bits)).to(torch.float32)
+    scores = (products * scale + bias) * tau[:, None]
+    scores = scores.masked_fill(~seen, -torch.inf)
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+    total = exact.sum_last(weights, exact.MAX_KEYS_LOG2)
+    # The scale of a value row moves into the weights, so that all keys of a sum share one unit.
+    value_scale = exact.power_of_two_above(values)
+    high, low = exact.split(values / value_scale, exact.KEY_BITS)
+    scaled = exact.split(weights * value_scale.mT, exact.KEY_BITS)
+    return (exact.dot(scaled, (high.mT, low.mT)) / total).to(torch.float32)
+
+
+def route(
+    logits: Tensor, bias: Tensor, top_k: int, num_shared: int, scale: float, threads: int
+) -> tuple[Tensor, Tensor]:
+    routed = bias.shape[0]
+    scores = 1 / (1 + torch.exp(-logits[:, :routed])) + bias
+    chosen = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :top_k]
+    shared = torch.arange(routed, routed + num_shared).expand(logits.shape[0], -1)
+    ids = torch.cat([chosen, shared], -1)
+    raw = logits.gather(1, ids)
+    log_sigmoid = raw.clamp(max=0) - torch.log1p(torch.exp(-raw.abs()))
+    weights = torch.exp(log_sigmoid - log_sigmoid.amax(-1, keepdim=True))
+    total = torch.zeros_like(weights[:, 0])
+    for slot in range(ids.shape[1]):
+        total = total + weights[:, slot]
+    return ids.to(torch.int32), weights / total[:, None] * scale
+
+
+def moe(
+    x: Tensor,
+    expert_ids: Tensor,
+    weights: Tensor,
+    num_tokens: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    intermediate: int,
+    threads: int,
+) -> Tensor:
+    live = int(num_tokens.item())
+    slots = torch.zeros(live, expert_ids.shape[1], x.shape[1])
+    for expert in expert_ids[:live].unique().tolist():
+        token, slot = torch.nonzero(expert_ids[:live] == expert, as_tuple=True)
+        hidden = swiglu(linear(x[token], w13[:, expert], 2 * intermediate, threads), threads)
+        slots[token, slot] = linear(hidden, w2[:, expert], x.shape[1], threads)
+    out = torch.zeros_like(x)
+    for slot in range(expert_ids.shape[1]):
+        out[:live] = out[:live] + weights[:live, slot, None] * slots[:, slot]
+    return out
+
+
+def embedding(ids: Tensor, table: Tensor, threads: int) -> Tensor:
+    return table[ids].to(torch.float32)
+
+
+IMPLEMENTATIONS: dict[str, Any] = {
+    "linear": linear,
+    "rms_norm": rms_norm,
+    "swiglu": swiglu,
+    "short_conv": short_conv,
+    "write_kv": write_kv,
+    "attention": attention,
+    "route": route,
+    "moe": moe,
+    "embedding": embedding,
+    "sample": sample,
+    "top_logprobs": top_logprobs,
+}

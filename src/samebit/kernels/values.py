@@ -1,0 +1,114 @@
+"""The values that kernels take beside plain activations: index tensors, sampling columns, packed weights.
+
+Every class is a frozen bundle of tensors with static sizes and no optional field: what is not wanted is inert by
+address (sink rows, slot 0, page 0), never by absence. Knows nothing of requests, sequences or models.
+
+Sizes: T tokens of the step, B batch rows, K taps of a short convolution, E checkpoint entries, S slots,
+P pages of a slot, L logit rows. Batch row b owns the tokens ``query_start[b] .. query_start[b + 1]`` of the flat token
+axis; tokens from ``query_start[B]`` on are padding and belong to nobody.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+ZERO_ROW = 0
+"""Row of a convolution pool that is all zeros with tag 0 and never written."""
+SINK_ROW = 1
+"""Row of a convolution pool that takes unwanted writes and is never read."""
+SINK_PAGE = 0
+"""Page that takes unwanted K/V writes and is never read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConvIndex:
+    """Where a short convolution reads and keeps its inputs; rows are pool rows, oldest input first.
+
+    ``query_start`` [B+1] int32. ``read_rows`` [B, K-1] int32 and ``read_tags`` [B, K-1] int64: the inputs before the
+    first token of each batch row and the tags expected there. ``store_rows`` [B, K-1] int32, ``store_tags`` int64:
+    where those same inputs are kept as well. ``write_rows`` [T] int32, ``write_tags`` [T] int64: where each token's
+    input is kept. ``entry_row`` [E] int32: the batch row a checkpoint entry belongs to (for a launch that is split by
+    batch rows). ``entry_sources`` [E, K-1] int32: a value s >= 0 is a token of this step, s < 0 the pool row -(s + 1)
+    as it was before the launch; ``entry_source_tags`` [E, K-1] int64: tags expected there; ``entry_dest`` [E, K-1]
+    int32, ``entry_tag`` [E] int64: the rows of the checkpoint and their tag.
+    """
+
+    query_start: Tensor
+    read_rows: Tensor
+    read_tags: Tensor
+    store_rows: Tensor
+    store_tags: Tensor
+    write_rows: Tensor
+    write_tags: Tensor
+    entry_row: Tensor
+    entry_sources: Tensor
+    entry_source_tags: Tensor
+    entry_dest: Tensor
+    entry_tag: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KvIndex:
+    """Where the K/V of the step's tokens goes.
+
+    ``query_start`` [B+1] int32. ``write_slots`` [T] int32: page * page_size + offset, 0 for padding.
+    ``stamp_pages`` [T] int32: the page that token completes, 0 for none; ``stamp_tags`` [T] int64: its stamp.
+    """
+
+    query_start: Tensor
+    write_slots: Tensor
+    stamp_pages: Tensor
+    stamp_tags: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttnIndex:
+    """Which keys the step's tokens see.
+
+    ``query_start`` [B+1] int32. ``row_start`` [B] int32: absolute position of a batch row's first token.
+    ``row_slots`` [B] int32: its row of ``page_table`` [S, P] int32, which maps an absolute page index to a page.
+    """
+
+    query_start: Tensor
+    row_start: Tensor
+    row_slots: Tensor
+    page_table: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SampleColumns:
+    """Sampling settings per logit row; the meaning is in ``KernelSet.sample``.
+
+    ``temperature`` [L] fp32 (0: greedy), ``top_k`` [L] int32 (0: off), ``top_p`` [L] fp32 (1: off), ``min_p`` [L] fp32
+    (0: off), ``seed`` [L] int64, ``sample_index`` [L] int32, ``position`` [L] int64 (absolute index of the token to
+    draw), ``target`` [L] int32 (-1: draw; otherwise that token is taken as drawn).
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
+    sample_index: Tensor
+    position: Tensor
+    target: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The weight [N, K] of a linear map in the layout of the set that packed it; opaque to everybody else."""
+
+    data: Tensor
+    num_out: int
+    num_in: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """The weights of all experts of a layer, shared ones last, in the layout of the set that packed them."""
+
+    w13: Tensor
+    w2: Tensor
+    num_experts: int
+    intermediate: int
+    hidden: int
