@@ -37,7 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return
-    import torch  # noqa: PLC0415 - only runs that hold gpu tests pay for it
+    # Only runs that hold gpu tests pay for the import.
+    import torch
 
     if not torch.cuda.is_available():
         for item in gpu_items:

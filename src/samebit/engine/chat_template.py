@@ -193,7 +193,9 @@ def _to_json(
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise InvalidRequestError(f"the chat template refuses the messages: {message}", param="messages")
+    raise InvalidRequestError(
+        f"the chat template refuses the messages: {message}", param="messages"
+    )
 
 
 def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
