@@ -76,11 +76,13 @@ def test_every_module_says_what_it_does():
 
 
 def test_package_files_below_the_root_hold_no_code():
-    inits = list((ROOT / "src" / "samebit").glob("*/**/__init__.py"))
+    # kernels/ gathers its public face: whoever imports a kernel needs torch anyway.
+    package = ROOT / "src" / "samebit"
+    inits = sorted(set(package.glob("*/**/__init__.py")) - {package / "kernels" / "__init__.py"})
     assert inits
-    bodies = {str(p.relative_to(ROOT)): ast.parse(p.read_text()).body for p in inits}
-    docstrings = [[node for node in body if isinstance(node, ast.Expr)] for body in bodies.values()]
-    assert list(bodies.values()) == docstrings
+    for path in inits:
+        body = ast.parse(path.read_text()).body
+        assert [node for node in body if not isinstance(node, ast.Expr)] == [], path
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
