@@ -13,7 +13,7 @@ from torch import Tensor
 
 from samebit.core.plan import POSITION_TAG_STEP
 from samebit.inputs import StaticInputs
-from samebit.kernels.index import AttnIndex, ConvIndex, KvIndex, SampleColumns
+from samebit.kernels.values import AttnIndex, ConvIndex, KvIndex, SampleColumns
 from samebit.state.layout import SINK_ROW, ZERO_ROW, StateGeometry
 from samebit.state.pools import StatePools
 

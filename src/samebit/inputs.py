@@ -13,16 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samebit.core.plan import DRAW, BatchPlan, entry_tag, owner_tag
+from samebit.core.plan import DRAW, BatchPlan, owner_tag
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Sizes of a step: tokens, batch rows, logits rows, checkpoint entries, page deltas, and most likely tokens wanted."""
+    """Sizes of a step: tokens, batch rows, logits rows, bans, checkpoint entries, page deltas, most likely tokens wanted."""
 
     tokens: int
     rows: int
     samples: int
+    bans: int
     entries: int
     deltas: int
     top: int
@@ -34,6 +35,7 @@ class Bucket:
             tokens=plan.num_tokens + plan.pad_tokens,
             rows=len(plan.rows) + plan.pad_rows,
             samples=len(plan.samples),
+            bans=sum(len(sample.banned) for sample in plan.samples),
             entries=len(plan.entries),
             deltas=len(plan.page_deltas),
             top=max((sample.num_top for sample in plan.samples), default=0),
@@ -50,6 +52,7 @@ class StaticInputs:
     step), `row_resume` [B] int32 (snapshot, 0: none), `row_resume_tag` [B] int64.
     Logits rows: `sample_rows`, `sample_offsets`, `sample_targets`, `sample_top_k`, `sample_indices` [L] int32,
     `sample_temperature`, `sample_top_p`, `sample_min_p` [L] float32, `sample_seeds` [L] int64.
+    Bans: `ban_samples`, `ban_tokens` [N] int32, `ban_logits` [N] float32 is added to that logit before the draw.
     Entries: `entry_rows`, `entry_snapshots` [E] int32, `entry_boundaries`, `entry_tags` [E] int64.
     Page deltas: `delta_groups`, `delta_slots`, `delta_indices`, `delta_pages` [D] int32, `delta_stamps` [D] int64.
     """
@@ -67,6 +70,9 @@ class StaticInputs:
     sample_temperature: Tensor
     sample_top_p: Tensor
     sample_min_p: Tensor
+    ban_samples: Tensor
+    ban_tokens: Tensor
+    ban_logits: Tensor
     entry_rows: Tensor
     entry_snapshots: Tensor
     delta_groups: Tensor
@@ -83,7 +89,7 @@ class StaticInputs:
 
 
 _WIDE = {"row_start", "row_tags", "row_resume_tag", "sample_seeds", "entry_boundaries", "entry_tags", "delta_stamps"}
-_REAL = {"sample_temperature", "sample_top_p", "sample_min_p"}
+_REAL = {"ban_logits", "sample_temperature", "sample_top_p", "sample_min_p"}
 _INERT = {"sample_targets": DRAW, "sample_top_p": 1.0}
 
 
@@ -101,6 +107,7 @@ def _length(name: str, bucket: Bucket) -> int:
         "token": bucket.tokens,
         "row": bucket.rows,
         "sample": bucket.samples,
+        "ban": bucket.bans,
         "entry": bucket.entries,
         "delta": bucket.deltas,
     }[axis]
@@ -136,6 +143,10 @@ class InputBuffer:
             values.fill(_INERT.get(name, 0))
         self._fill_rows(plan)
         _put(host, "sample", plan.samples, _SAMPLE_FIELDS)
+        bans = [(number, token) for number, sample in enumerate(plan.samples) for token in sample.banned]
+        host["ban_samples"][: len(bans)] = [number for number, _ in bans]
+        host["ban_tokens"][: len(bans)] = [token for _, token in bans]
+        host["ban_logits"][: len(bans)] = -np.inf
         _put(host, "entry", plan.entries, _ENTRY_FIELDS)
         _put(host, "delta", plan.page_deltas, _DELTA_FIELDS)
         if self._storage is not self._staging:
@@ -178,6 +189,3 @@ _DELTA_FIELDS = {"groups": "group", "slots": "slot", "indices": "index", "pages"
 def _put(host: dict[str, np.ndarray], axis: str, items: list, columns: dict[str, str]) -> None:
     for suffix, attribute in columns.items():
         host[f"{axis}_{suffix}"][: len(items)] = [getattr(item, attribute) for item in items]
-
-
-__all__ = ["Bucket", "InputBuffer", "StaticInputs", "entry_tag"]

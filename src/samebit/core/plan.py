@@ -89,7 +89,10 @@ class CheckpointEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PlanSample(msgspec.Struct, frozen=True, array_like=True):
-    """One logits row: the token after token `offset` of batch row `row` is drawn, or `target` is scored (prompt logprobs)."""
+    """One logits row: the token after token `offset` of batch row `row` is drawn, or `target` is scored (prompt logprobs).
+
+    `banned` ids are never drawn (stop tokens before `min_tokens`); logprobs are those of the raw logits all the same.
+    """
 
     row: int
     offset: int
@@ -101,6 +104,7 @@ class PlanSample(msgspec.Struct, frozen=True, array_like=True):
     seed: int
     sample_index: int
     num_top: int
+    banned: list[int] = []
 
 
 class RetiredIds(msgspec.Struct, frozen=True, array_like=True):

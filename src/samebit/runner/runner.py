@@ -1,0 +1,61 @@
+"""Runner of one rank: fills the inputs, runs the step function, reads the results back. Knows no request text."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+
+from samebit.core.plan import BatchPlan, SampleOutput, StepOutput
+from samebit.inputs import Bucket, InputBuffer
+from samebit.kernels.sets import KernelSet
+from samebit.models.base import CausalLM
+from samebit.runner.step import StepTensors, run_step
+from samebit.state.pools import StatePools
+
+_MAX_BUFFERS = 64
+
+
+class LocalRunner:
+    """Executes plans on one device, eagerly. Owner of the input buffers; shares the pools with the model's kernels."""
+
+    def __init__(self, model: CausalLM, kernels: KernelSet, pools: StatePools, device: torch.device) -> None:
+        self._model = model
+        self._kernels = kernels
+        self._pools = pools
+        self._device = device
+        self._buffers: OrderedDict[Bucket, InputBuffer] = OrderedDict()
+
+    @torch.inference_mode()
+    def execute(self, plan: BatchPlan) -> StepOutput:
+        """Run one step to its end."""
+        self._pools.wipe(plan.retired)
+        bucket = Bucket.of(plan)
+        inputs = self._buffer(bucket).fill(plan)
+        return _read_back(plan, run_step(self._model, self._kernels, inputs, self._pools, bucket))
+
+    def _buffer(self, bucket: Bucket) -> InputBuffer:
+        buffer = self._buffers.pop(bucket, None)
+        if buffer is None:
+            buffer = InputBuffer(bucket, self._device)
+        self._buffers[bucket] = buffer
+        if len(self._buffers) > _MAX_BUFFERS:
+            self._buffers.popitem(last=False)
+        return buffer
+
+
+def _read_back(plan: BatchPlan, result: StepTensors) -> StepOutput:
+    columns = (result.tokens, result.logprobs, result.ranks, result.finite, result.top_ids, result.top_logprobs)
+    samples = [
+        SampleOutput(token, logprob, rank, bool(finite), ids[: sample.num_top], logprobs[: sample.num_top])
+        for sample, token, logprob, rank, finite, ids, logprobs in zip(
+            plan.samples, *(column.tolist() for column in columns), strict=True
+        )
+    ]
+    return StepOutput(
+        plan.step,
+        samples,
+        result.rows_intact[: len(plan.rows)].tolist(),
+        result.pages_intact.tolist(),
+        result.rows_written.tolist(),
+    )

@@ -1,0 +1,113 @@
+"""One step on one rank: the function that eager runs call and graphs record. No host read, no data-dependent shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from samebit.indexing import StepIndex, acknowledge, build_index
+from samebit.inputs import Bucket, StaticInputs
+from samebit.kernels.sets import KernelSet
+from samebit.kernels.values import SampleColumns
+from samebit.models.base import CausalLM
+from samebit.state.pools import StatePools
+
+LOGITS_SLICE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """Results on the device: per logits row `tokens`, `logprobs`, `ranks`, `finite` [L] and `top_ids`, `top_logprobs`
+    [L, N]; `rows_intact` [B], `pages_intact` and `rows_written` [E] (see StepOutput)."""
+
+    tokens: Tensor
+    logprobs: Tensor
+    ranks: Tensor
+    finite: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+    rows_intact: Tensor
+    pages_intact: Tensor
+    rows_written: Tensor
+
+
+def run_step(
+    model: CausalLM, kernels: KernelSet, inputs: StaticInputs, pools: StatePools, bucket: Bucket
+) -> StepTensors:
+    """Forward all tokens, draw or score every logits row, note the drawn tokens per slot, compare all tags."""
+    index = build_index(inputs, pools)
+    hidden = model.forward(index, pools).index_select(0, index.sample_tokens)
+    parts = [
+        _sample(model, kernels, hidden, inputs, index.sampling, bucket, first)
+        for first in range(0, max(bucket.samples, 1), LOGITS_SLICE)
+    ]
+    tokens, logprobs, ranks, finite, top_ids, top_logprobs = (torch.cat(column) for column in zip(*parts, strict=True))
+    _keep_drawn(index, pools, tokens)
+    pages_intact, rows_written = acknowledge(inputs, index, pools)
+    return StepTensors(
+        tokens=tokens,
+        logprobs=logprobs,
+        ranks=ranks,
+        finite=finite,
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+        rows_intact=index.rows_intact,
+        pages_intact=pages_intact,
+        rows_written=rows_written,
+    )
+
+
+def _sample(
+    model: CausalLM,
+    kernels: KernelSet,
+    hidden: Tensor,
+    inputs: StaticInputs,
+    columns: SampleColumns,
+    bucket: Bucket,
+    first: int,
+) -> tuple[Tensor, ...]:
+    part = slice(first, first + LOGITS_SLICE)
+    logits = model.logits(hidden[part])
+    columns = SampleColumns(
+        temperature=columns.temperature[part],
+        top_k=columns.top_k[part],
+        top_p=columns.top_p[part],
+        min_p=columns.min_p[part],
+        seed=columns.seed[part],
+        sample_index=columns.sample_index[part],
+        position=columns.position[part],
+        target=columns.target[part],
+    )
+    if bucket.bans:
+        columns = _draw_unbanned(kernels, logits, inputs, columns, first)
+    tokens, logprobs, ranks, finite = kernels.sample(logits, columns)
+    top_ids, top_logprobs = kernels.top_logprobs(logits, bucket.top)
+    return tokens, logprobs, ranks, finite, top_ids, top_logprobs
+
+
+def _draw_unbanned(
+    kernels: KernelSet, logits: Tensor, inputs: StaticInputs, columns: SampleColumns, first: int
+) -> SampleColumns:
+    """Draw with the bans applied, and make the drawn tokens the targets, so that they are scored on the raw logits."""
+    rows = inputs.ban_samples.long() - first
+    mine = (rows >= 0) & (rows < logits.shape[0])
+    where = (torch.where(mine, rows, 0), torch.where(mine, inputs.ban_tokens.long(), 0))
+    barred = logits.index_put(where, torch.where(mine, inputs.ban_logits, 0.0), accumulate=True)
+    drawn = kernels.sample(barred, columns)[0]
+    return SampleColumns(
+        temperature=columns.temperature,
+        top_k=columns.top_k,
+        top_p=columns.top_p,
+        min_p=columns.min_p,
+        seed=columns.seed,
+        sample_index=columns.sample_index,
+        position=columns.position,
+        target=torch.where(columns.target < 0, drawn, columns.target),
+    )
+
+
+def _keep_drawn(index: StepIndex, pools: StatePools, tokens: Tensor) -> None:
+    """Each slot's drawn token, for the step that continues from it; scored rows go to slot 0."""
+    pools.tables.next_token[index.sample_slots] = tokens

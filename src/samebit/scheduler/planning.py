@@ -1,0 +1,151 @@
+"""Spelling a decided step out as a BatchPlan: boundaries crossed, logits rows needed, a test schedule's disturbance.
+
+The scheduler decides which sequences take how many tokens; everything here follows from that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from samebit.core.config import Schedule
+from samebit.core.plan import DRAW, BatchPlan, CheckpointEntry, PlanRow, PlanSample, owner_tag
+from samebit.scheduler.sequence import Sequence, Status
+from samebit.state.manager import PendingCheckpoint, SequenceState, StateManager
+from samebit.state.prefix_tree import CheckpointKind
+
+
+@dataclass(slots=True, eq=False)
+class PlannedRow:
+    """A sequence's share of a step, and where the plan asks for its parts.
+
+    `state` is the sequence's state when it was planned. `pending` pairs an entry's index with its checkpoint;
+    `resume_entry` is the index of the entry that compares a resumed state's pages; `first_sample` and `targets` say
+    which logits rows are its own (a target of DRAW is the new token).
+    """
+
+    sequence: Sequence
+    state: SequenceState
+    start: int
+    num_tokens: int
+    pending: list[tuple[int, PendingCheckpoint]] = field(default_factory=list)
+    resume_entry: int | None = None
+    first_sample: int = 0
+    targets: list[int] = field(default_factory=list)
+
+
+def write_plan(
+    step: int, planned: list[PlannedRow], manager: StateManager, schedule: Schedule, interval: int
+) -> BatchPlan:
+    """The plan of `planned`, whose places in it are noted in each PlannedRow; checkpoints get their snapshots here."""
+    if schedule.shuffle_rows:
+        planned.sort(key=lambda row: owner_tag(step ^ (schedule.seed << 32), row.state.owner))
+    rows, samples, entries, deltas = [], list[PlanSample](), list[CheckpointEntry](), []
+    for number, row in enumerate(planned):
+        rows.append(_plan_row(row))
+        deltas += manager.take_deltas(row.state)
+        if row.state.resume is not None:
+            row.resume_entry = len(entries)
+            entries.append(manager.resume_entry(row.state, number))
+        if manager.enable_caching:
+            for boundary, kind in _boundaries(row, interval, manager.geometry.page_size):
+                pending = manager.plan_checkpoint(row.state, number, boundary, kind, step)
+                if pending is not None:
+                    row.pending.append((len(entries), pending))
+                    entries.append(pending.entry)
+        row.first_sample = len(samples)
+        samples += _plan_samples(row, number)
+        row.targets = [sample.target for sample in samples[row.first_sample :]]
+    retired = manager.take_newly_free()
+    return BatchPlan(step, rows, samples, entries, deltas, retired, schedule.pad_tokens, schedule.pad_rows)
+
+
+def next_scored(sequence: Sequence) -> int:
+    """Index of the first prompt token whose logprob is still to be reported."""
+    return max(1, sequence.request.prompt_logprobs_start) + sequence.num_scored
+
+
+def match_limit(sequence: Sequence) -> int:
+    """Deepest checkpoint a sequence may resume from: one token must be left to compute, and all those to be scored."""
+    limit = len(sequence.token_ids) - 1
+    if sequence.request.params.prompt_logprobs is not None and next_scored(sequence) < sequence.num_prompt:
+        limit = min(limit, next_scored(sequence) - 1)
+    return 0 if sequence.is_cold else limit
+
+
+def chunk_limit(schedule: Schedule, sequence: Sequence, length: int) -> int:
+    """`length`, or less where the schedule cuts a sequence's next chunk."""
+    if not schedule.chunk_sizes:
+        return length
+    return min(length, schedule.chunk_sizes[sequence.num_chunks % len(schedule.chunk_sizes)])
+
+
+def is_picked(schedule: Schedule, step: int, owner: int) -> bool:
+    """A seeded choice that is true for `preempt_percent` of all (step, owner) pairs."""
+    percent = schedule.preempt_percent
+    return percent > 0 and owner_tag(step ^ (schedule.seed << 32), owner) % 100 < percent
+
+
+def publishable_boundary(state: SequenceState, page_size: int) -> int | None:
+    """The page floor of a committed length, unless it is already published (or empty)."""
+    floor = state.length // page_size * page_size
+    return floor if floor > state.published else None
+
+
+def _plan_row(row: PlannedRow) -> PlanRow:
+    sequence, start = row.sequence, row.start
+    end = start + row.num_tokens
+    resume = row.state.resume
+    token_ids = [] if sequence.drew_last else sequence.token_ids[start:end]
+    place = (sequence.request.request_id, row.state.slot, row.state.owner, start, row.num_tokens, token_ids)
+    if resume is None:
+        return PlanRow(*place)
+    return PlanRow(*place, resume.snapshot, resume.tag)
+
+
+def _boundaries(row: PlannedRow, interval: int, page_size: int) -> list[tuple[int, CheckpointKind]]:
+    """Boundaries b with start < b <= end: grid, prompt end and fork; for an ending sequence, its page floor."""
+    sequence, start, end = row.sequence, row.start, row.start + row.num_tokens
+    if sequence.status is Status.PUBLISHING:
+        floor = publishable_boundary(row.state, page_size)
+        kind = CheckpointKind.RESPONSE_END if sequence.finish_reason else CheckpointKind.PREEMPTED
+        return [] if floor is None else [(floor, kind)]
+    found = {b: CheckpointKind.GRID for b in range((start // interval + 1) * interval, end + 1, interval)}
+    for boundary, kind in (
+        (sequence.prompt_end, CheckpointKind.PROMPT_END),
+        (row.state.fork, CheckpointKind.FORK),
+    ):
+        if start < boundary <= end:
+            found[boundary] = kind
+    return sorted(found.items())
+
+
+def _plan_samples(row: PlannedRow, number: int) -> list[PlanSample]:
+    """Logits rows: prompt tokens to score, and the draw if the row reaches the sequence's last token."""
+    sequence, start, end = row.sequence, row.start, row.start + row.num_tokens
+    if not row.num_tokens:
+        return []
+    params = sequence.request.params
+    wanted: list[tuple[int, int, int, list[int]]] = []
+    if params.prompt_logprobs is not None:
+        first = max(start + 1, next_scored(sequence))
+        for index in range(first, min(end + 1, sequence.num_prompt)):
+            wanted.append((index - 1 - start, sequence.token_ids[index], params.prompt_logprobs, []))
+    if end == len(sequence.token_ids):
+        banned = sorted(sequence.stop_ids) if sequence.num_output < params.min_tokens else []
+        wanted.append((row.num_tokens - 1, DRAW, params.logprobs or 0, banned))
+    return [
+        PlanSample(
+            number,
+            offset,
+            target,
+            params.temperature,
+            max(params.top_k, 0),
+            params.top_p,
+            params.min_p,
+            sequence.request.seed,
+            sequence.request.sample_index,
+            num_top,
+            banned,
+        )
+        for offset, target, num_top, banned in wanted
+    ]

@@ -1,0 +1,332 @@
+"""The scheduler: which sequences take how many tokens in the next step, and what a step's results mean for them.
+
+A pure function of its calls: no tensors, clock, randomness or I/O. One step is `plan()`, executed elsewhere, then
+`commit(output)`. The oldest running sequence is never preempted, and everything else can be, so it always proceeds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from samebit.core.config import EngineConfig
+from samebit.core.errors import InvalidRequestError, PromptTooLongError
+from samebit.core.plan import DRAW, BatchPlan, SampleOutput, StepOutput
+from samebit.core.request import FinishReason, Request, TokenLogprobs
+from samebit.scheduler.planning import (
+    PlannedRow,
+    chunk_limit,
+    is_picked,
+    match_limit,
+    publishable_boundary,
+    write_plan,
+)
+from samebit.scheduler.sequence import Progress, Sequence, Status
+from samebit.state.manager import StateManager
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start."""
+
+    num_preemptions: int = 0
+    num_published: int = 0
+    num_refused_checkpoints: int = 0
+    num_damaged_resumes: int = 0
+
+
+class Scheduler:
+    """Owner of all sequences. `max_length` is the most tokens a request may have, prompt and output."""
+
+    def __init__(self, config: EngineConfig, manager: StateManager, max_length: int) -> None:
+        self._config = config
+        self._manager = manager
+        self.max_length = max_length
+        self.counters = Counters()
+        self._sequences: dict[str, Sequence] = {}
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._publishing: list[Sequence] = []
+        self._in_flight: list[PlannedRow] = []
+        self._step = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests not admitted yet, or preempted."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests with a slot that still produce tokens."""
+        return len(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step has anything to do."""
+        return bool(self._waiting or self._running or self._publishing)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; InvalidRequestError (or PromptTooLongError) when it can never run."""
+        num_prompt = len(request.prompt_token_ids)
+        wanted = request.params.max_tokens
+        if request.request_id in self._sequences:
+            raise InvalidRequestError(f"request_id={request.request_id!r}: already in use", param="request_id")
+        if not num_prompt:
+            raise InvalidRequestError("the prompt has no tokens; at least 1 is needed", param="prompt")
+        if num_prompt + (wanted or 1) > self.max_length:
+            raise PromptTooLongError(
+                f"prompt of {num_prompt} tokens plus {wanted or 1} to generate: at most {self.max_length} fit",
+                param="prompt" if num_prompt >= self.max_length else "max_tokens",
+            )
+        size = self._config.page_size
+        stop_ids = set(request.params.stop_token_ids or ())
+        if not request.params.ignore_eos:
+            stop_ids.update(request.eos_token_ids)
+        sequence = Sequence(
+            request=request,
+            token_ids=list(request.prompt_token_ids),
+            max_length=num_prompt + wanted if wanted else self.max_length,
+            prompt_end=(num_prompt - 1) // size * size,
+            stop_ids=frozenset(stop_ids),
+        )
+        self._sequences[request.request_id] = sequence
+        self._waiting.append(sequence)
+
+    def finish(self, request_id: str, reason: FinishReason) -> bool:
+        """End a request from outside (a stop string, an abort); False if it is not known (any more)."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is None:
+            return False
+        sequence.finish_reason = reason
+        if any(row.sequence is sequence for row in self._in_flight):
+            return True
+        self._end(sequence)
+        return True
+
+    def plan(self) -> BatchPlan:
+        """Decide the next step. Every call must be followed by `commit`, or by `fail` if the step cannot be executed."""
+        assert not self._in_flight, "the last step has not been committed"
+        self._step += 1
+        self._preempt_picked()
+        planned: list[PlannedRow] = []
+        for sequence in list(self._running):
+            room = self._room(planned)
+            row = self._running_row(sequence, room) if room and sequence.status is Status.RUNNING else None
+            planned += [row] if row else []
+        while self._waiting and (room := self._room(planned)):
+            row = self._admitted_row(self._waiting[0], room)
+            if row is None:
+                break
+            planned.append(row)
+        planned += [self._publishing_row(sequence) for sequence in self._publishing]
+        plan = write_plan(
+            self._step, planned, self._manager, self._config.schedule, self._config.checkpoint_interval
+        )
+        self._in_flight = planned
+        self._manager.launch(self._step)
+        return plan
+
+    def commit(self, output: StepOutput) -> list[Progress]:
+        """Take in a step's results: tokens, acknowledged checkpoints, damaged resumes."""
+        assert output.step == self._step, "results belong to the step in flight"
+        planned, self._in_flight = self._in_flight, []
+        self._manager.retire(self._step)
+        progress = [self._commit_row(number, row, output) for number, row in enumerate(planned)]
+        return [item for item in progress if item is not None]
+
+    def fail(self, error: str) -> list[Progress]:
+        """End every request of the step in flight, whose results are lost; nothing of it is published."""
+        planned, self._in_flight = self._in_flight, []
+        self._manager.retire(self._step)
+        failed = []
+        for row in planned:
+            for _, pending in row.pending:
+                self._manager.discard(pending)
+            if row.sequence.finish_reason is None:
+                failed.append(self._error(row.sequence, error))
+            else:
+                self._drop(row.sequence)
+        return failed
+
+    def check(self) -> None:
+        """Assert that every id is accounted for; between steps only."""
+        assert not self._in_flight, "a step is in flight"
+        live = [s.state for s in (*self._running, *self._publishing) if s.state]
+        assert all(sequence.state is None for sequence in self._waiting), "a waiting request holds state"
+        self._manager.check(live, [])
+
+    # Planning
+
+    def _room(self, planned: list[PlannedRow]) -> int:
+        """Tokens that the step can still take; 0 when it has all its rows."""
+        schedule = self._config.schedule
+        if len(planned) >= (schedule.max_rows or self._config.max_num_seqs):
+            return 0
+        return self._config.max_num_batched_tokens - sum(row.num_tokens for row in planned)
+
+    def _running_row(self, sequence: Sequence, room: int) -> PlannedRow | None:
+        state = sequence.state
+        assert state is not None, "a running sequence has state"
+        left = min(room, len(sequence.token_ids) - state.length)
+        wanted = chunk_limit(self._config.schedule, sequence, left)
+        while not (num_tokens := self._manager.grow(state, wanted)):
+            if not self._preempt_youngest(sequence):
+                return None
+        sequence.num_chunks += 1
+        return PlannedRow(sequence, state, state.length, num_tokens)
+
+    def _admitted_row(self, sequence: Sequence, room: int) -> PlannedRow | None:
+        """Admit the first waiting sequence if its whole prompt finds pages now, without preempting anybody."""
+        total = len(sequence.token_ids)
+        state = self._manager.admit(sequence.request.cache_salt, sequence.token_ids, match_limit(sequence))
+        if state is None:
+            return None
+        wanted = chunk_limit(self._config.schedule, sequence, min(room, total - state.length))
+        num_tokens = self._manager.grow(state, wanted, whole=total)
+        if not num_tokens:
+            self._manager.release(state)
+            return None
+        self._waiting.popleft()
+        self._running.append(sequence)
+        sequence.status, sequence.state = Status.RUNNING, state
+        sequence.has_stepped = sequence.drew_last = False
+        if sequence.num_cached < 0:
+            sequence.num_cached = state.length
+        sequence.num_chunks += 1
+        return PlannedRow(sequence, state, state.length, num_tokens)
+
+    def _publishing_row(self, sequence: Sequence) -> PlannedRow:
+        assert sequence.state is not None, "only a sequence with state is published"
+        return PlannedRow(sequence, sequence.state, sequence.state.length, 0)
+
+    def _preempt_picked(self) -> None:
+        for sequence in self._running[:0:-1]:
+            state = sequence.state
+            assert state is not None, "a running sequence has state"
+            if is_picked(self._config.schedule, self._step, state.owner):
+                self._preempt(sequence)
+
+    def _preempt_youngest(self, needy: Sequence) -> bool:
+        """Preempt the youngest running sequence; False if that leaves nothing for `needy` to wait for in this step."""
+        victim = self._running[-1]
+        if victim is self._running[0]:
+            return False
+        self._preempt(victim)
+        return victim is not needy and victim.state is None
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.counters.num_preemptions += 1
+        sequence.num_preemptions += 1
+        self._store(sequence)
+
+    # Committing
+
+    def _commit_row(self, number: int, row: PlannedRow, output: StepOutput) -> Progress | None:
+        sequence, state = row.sequence, row.state
+        intact = output.rows_intact[number] and (
+            row.resume_entry is None or output.pages_intact[row.resume_entry]
+        )
+        samples = output.samples[row.first_sample : row.first_sample + len(row.targets)]
+        usable = intact and all(sample.is_finite for sample in samples)
+        checkpoint = self._manager.unpin(state)
+        if usable:
+            self._manager.advance(state, row.start + row.num_tokens, self._step)
+        for index, pending in row.pending:
+            if usable and output.pages_intact[index] and output.rows_written[index]:
+                self._manager.publish(state, sequence.token_ids, pending)
+                self.counters.num_published += 1
+            else:
+                self._manager.discard(pending)
+                self.counters.num_refused_checkpoints += 1
+        if sequence.status is Status.PUBLISHING:
+            self._drop(sequence)
+            return None
+        if not intact:
+            self.counters.num_damaged_resumes += 1
+            if checkpoint is not None and checkpoint.node.checkpoint is checkpoint:
+                self._manager.drop_checkpoint(checkpoint)
+            return self._start_over(sequence)
+        if sequence.finish_reason is not None:
+            self._end(sequence)
+            return None
+        if not usable:
+            return self._error(sequence, "the model's logits are not finite")
+        sequence.has_stepped = True
+        self._manager.trim(state)
+        return self._take_samples(sequence, row, samples)
+
+    def _take_samples(self, sequence: Sequence, row: PlannedRow, samples: list[SampleOutput]) -> Progress | None:
+        scored, drawn = [], []
+        for target, sample in zip(row.targets, samples, strict=True):
+            item = TokenLogprobs(
+                sample.token_id, sample.logprob, sample.rank, sample.top_ids, sample.top_logprobs
+            )
+            (drawn if target == DRAW else scored).append(item)
+        sequence.num_scored += len(scored)
+        sequence.drew_last = bool(drawn)
+        reason, stop_id = None, None
+        for item in drawn:
+            sequence.token_ids.append(item.token_id)
+            reason, stop_id = sequence.stop_after(item.token_id)
+        if not (scored or drawn):
+            return None
+        if reason is not None:
+            del self._sequences[sequence.request.request_id]
+            sequence.finish_reason = reason
+            self._end(sequence)
+        return Progress(
+            request_id=sequence.request.request_id,
+            tokens=drawn,
+            prompt=scored,
+            finish_reason=reason,
+            stop_token_id=stop_id,
+            num_cached_tokens=max(sequence.num_cached, 0),
+            num_preemptions=sequence.num_preemptions,
+        )
+
+    def _start_over(self, sequence: Sequence) -> None:
+        """Compute again from the first token: what was cached, or held in the slot, has proved damaged."""
+        sequence.is_cold = True
+        self._drop(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        """A finished sequence leaves the queues; its state is stored if there is any worth it."""
+        if sequence.status is Status.RUNNING:
+            self._store(sequence)
+        elif sequence.status is Status.WAITING:
+            self._drop(sequence)
+
+    def _store(self, sequence: Sequence) -> None:
+        """Plan an empty row that publishes the page floor, or drop at once where there is nothing to publish."""
+        state = sequence.state
+        assert state is not None, "a running sequence has state"
+        has_news = sequence.has_stepped and publishable_boundary(state, self._config.page_size) is not None
+        if not (has_news and self._manager.enable_caching):
+            self._drop(sequence)
+            return
+        self._running.remove(sequence)
+        self._publishing.append(sequence)
+        sequence.status = Status.PUBLISHING
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Take a sequence's state away; unless it is finished, it waits again, before all others."""
+        match sequence.status:
+            case Status.RUNNING:
+                self._running.remove(sequence)
+            case Status.PUBLISHING:
+                self._publishing.remove(sequence)
+            case Status.WAITING:
+                self._waiting.remove(sequence)
+        if sequence.state is not None:
+            self._manager.release(sequence.state)
+            sequence.state = None
+        sequence.status = Status.DONE
+        if sequence.finish_reason is None:
+            sequence.status = Status.WAITING
+            self._waiting.appendleft(sequence)
+
+    def _error(self, sequence: Sequence, error: str) -> Progress:
+        sequence.finish_reason = "error"
+        del self._sequences[sequence.request.request_id]
+        self._drop(sequence)
+        return Progress(request_id=sequence.request.request_id, finish_reason="error", error=error)

@@ -1,0 +1,78 @@
+"""A running copy of a request, and what it reports. Changed by the scheduler only; holds no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import msgspec
+
+from samebit.core.request import FinishReason, Request, TokenLogprobs
+from samebit.state.manager import SequenceState
+
+
+class Status(Enum):
+    """Where a sequence stands. PUBLISHING: it has ended or was preempted, and one empty row stores its state."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    PUBLISHING = auto()
+    DONE = auto()
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request gained from a step."""
+
+    request_id: str
+    tokens: list[TokenLogprobs] = []
+    prompt: list[TokenLogprobs] = []
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    error: str | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`token_ids` is prompt and output; the first `state.length` of them have state.
+
+    `num_cached` is the hit of the first admission (-1 before it). `prompt_end` is the checkpoint boundary at the prompt's
+    end. `is_cold` bars the prefix cache after a damaged resume. `max_length` is where it ends for lack of room.
+    `has_stepped`: a step has run since its admission. `drew_last`: that step drew the last token, so the device has it.
+    """
+
+    request: Request
+    token_ids: list[int]
+    max_length: int
+    prompt_end: int
+    status: Status = Status.WAITING
+    state: SequenceState | None = None
+    num_cached: int = -1
+    num_preemptions: int = 0
+    num_chunks: int = 0
+    num_scored: int = 0
+    is_cold: bool = False
+    has_stepped: bool = False
+    drew_last: bool = False
+    finish_reason: FinishReason | None = None
+    stop_ids: frozenset[int] = field(default_factory=frozenset)
+
+    @property
+    def num_prompt(self) -> int:
+        """Prompt tokens."""
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens so far."""
+        return len(self.token_ids) - self.num_prompt
+
+    def stop_after(self, token_id: int) -> tuple[FinishReason | None, int | None]:
+        """Whether the sequence ends with `token_id`, just appended: (reason, the stop token if it was one)."""
+        params = self.request.params
+        if self.num_output >= params.min_tokens and token_id in self.stop_ids:
+            return "stop", token_id
+        if len(self.token_ids) >= self.max_length:
+            return "length", None
+        return None, None
