@@ -1,0 +1,30 @@
+"""Linear maps and the embedding table over packed weights. Knows a kernel set and no model."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from samebit.kernels.sets import KernelSet
+
+
+class Linear:
+    """`x` [T, K] fp32 times a transposed weight [N, K] (fp32 or bf16, packed once): [T, N] fp32. No bias."""
+
+    def __init__(self, kernels: KernelSet, weight: Tensor) -> None:
+        self._kernels = kernels
+        self._packed = kernels.pack_linear(weight)
+        self.shape: tuple[int, int] = (weight.shape[0], weight.shape[1])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._kernels.linear(x, self._packed)
+
+
+class Embedding:
+    """Rows of a table [V, H] (fp32 or bf16) by token ids [T] int32: [T, H] fp32."""
+
+    def __init__(self, kernels: KernelSet, table: Tensor) -> None:
+        self._kernels = kernels
+        self._table = table
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        return self._kernels.embedding(token_ids, self._table)

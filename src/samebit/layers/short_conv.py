@@ -1,0 +1,25 @@
+"""Depthwise causal short convolution over a pool of input rows. Knows a kernel set and no model."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from samebit.kernels.sets import KernelSet
+from samebit.kernels.values import ConvIndex
+from samebit.state.pools import ConvPool
+
+
+class ShortConv:
+    """`y[t] = x[t] + sum_j taps[:, j] x[t-K+1+j] (+ residual[t])` for `x` [T, C] fp32 and taps [C, K].
+
+    Inputs before the step come from `pool`; the step's inputs and its checkpoint entries go there.
+    """
+
+    def __init__(self, kernels: KernelSet, taps: Tensor) -> None:
+        self._kernels = kernels
+        self._taps = taps.float().contiguous()
+
+    def __call__(
+        self, x: Tensor, pool: ConvPool, index: ConvIndex, residual: Tensor | None = None
+    ) -> Tensor:
+        return self._kernels.short_conv(x, self._taps, pool.rows, pool.row_tags, index, residual)

@@ -1,0 +1,149 @@
+"""The Inkling text model: layers in order over one step's tokens.
+
+Knows configuration and layers; knows no files, no request, and nothing about what kind of step it runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from samebit.indexing import StepIndex
+from samebit.layers.attention import Attention, AttentionState
+from samebit.layers.linear import Embedding, Linear
+from samebit.layers.mlp import DenseMlp, MoeMlp
+from samebit.layers.norm import RmsNorm
+from samebit.layers.short_conv import ShortConv
+from samebit.models.inkling_config import InklingConfig
+from samebit.state.layout import ConvStream, KvLayer, PageGroup, StateLayout
+from samebit.state.pools import StatePools
+
+_STREAMS = ("k", "v", "attn", "mlp")
+
+
+@dataclass(frozen=True, slots=True)
+class InklingLayer:
+    """One block: x + conv(attention(norm(x))), then x + conv(mlp(norm(x))); each conv adds its own input as well."""
+
+    attn_norm: RmsNorm
+    attention: Attention
+    attn_conv: ShortConv
+    mlp_norm: RmsNorm
+    mlp: DenseMlp | MoeMlp
+    mlp_conv: ShortConv
+
+
+@dataclass(frozen=True, slots=True)
+class InklingParts:
+    """All weights in their layers. `linear_shapes`: (N, K) of every linear map; `num_parameters`: elements in use."""
+
+    embedding: Embedding
+    embed_norm: RmsNorm
+    layers: Sequence[InklingLayer]
+    norm: RmsNorm
+    head: Linear
+    linear_shapes: frozenset[tuple[int, int]]
+    num_parameters: int
+
+
+class InklingModel:
+    """A `CausalLM`. Page groups are numbered by their first layer; conv streams are k, v, attn, mlp of each layer in turn."""
+
+    def __init__(self, config: InklingConfig, parts: InklingParts, device: torch.device) -> None:
+        self.vocab_size = config.unpadded_vocab_size
+        self.max_length = config.model_max_length
+        self.num_parameters = parts.num_parameters
+        self._parts = parts
+        self._mup = config.logits_mup_width_multiplier
+        self._layout = state_layout(config)
+        self._is_window = config.is_window
+        self._places = _places(config.is_window)
+        self._tau = log_scaling(config).to(device)
+
+    def state_layout(self) -> StateLayout:
+        """What a request keeps: K and V of every layer and four conv streams a layer."""
+        return self._layout
+
+    def linear_shapes(self) -> set[tuple[int, int]]:
+        """(N, K) of every linear map."""
+        return set(self._parts.linear_shapes)
+
+    def forward(self, index: StepIndex, pools: StatePools) -> Tensor:
+        """[T, H] fp32 after the final norm, not yet divided by the muP multiplier. Writes K, V and conv rows."""
+        x = self._parts.embed_norm(self._parts.embedding(index.token_ids))
+        tau = self._tau[index.positions]
+        no_scaling = torch.ones_like(tau)
+        for i, (layer, is_window) in enumerate(
+            zip(self._parts.layers, self._is_window, strict=True)
+        ):
+            group, place = self._places[i]
+            k_rows, v_rows, attn_rows, mlp_rows = pools.conv[
+                len(_STREAMS) * i : len(_STREAMS) * (i + 1)
+            ]
+            state = AttentionState(
+                pools.kv[group][place],
+                k_rows,
+                v_rows,
+                index.conv,
+                index.kv[group],
+                index.attn[group],
+            )
+            attended = layer.attention(layer.attn_norm(x), no_scaling if is_window else tau, state)
+            x = layer.attn_conv(attended, attn_rows, index.conv, x)
+            x = layer.mlp_conv(
+                layer.mlp(layer.mlp_norm(x), index.num_tokens), mlp_rows, index.conv, x
+            )
+        return self._parts.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[L, V] fp32 over the true vocabulary for final hidden rows [L, H]."""
+        return self._parts.head(hidden / self._mup)
+
+
+def state_layout(config: InklingConfig) -> StateLayout:
+    """Page groups and conv streams of the model."""
+    full = KvLayer(config.num_key_value_heads, config.head_dim)
+    window = KvLayer(config.swa_num_key_value_heads, config.swa_head_dim)
+    groups = tuple(
+        PageGroup(
+            window=config.sliding_window_size if is_window else None,
+            layers=tuple(window if w else full for w in config.is_window if w == is_window),
+        )
+        for is_window in dict.fromkeys(config.is_window)
+    )
+    streams = []
+    for i, is_window in enumerate(config.is_window):
+        kv = window if is_window else full
+        widths = (kv.num_kv_heads * kv.head_dim,) * 2 + (config.hidden_size,) * 2
+        streams += [
+            ConvStream(f"layers.{i}.{name}", width)
+            for name, width in zip(_STREAMS, widths, strict=True)
+        ]
+    return StateLayout(groups=groups, streams=tuple(streams), kernel_size=config.sconv_kernel_size)
+
+
+def log_scaling(config: InklingConfig) -> Tensor:
+    """The factor tau [max_length] fp32 of full layers: 1 + alpha ln(max((position + 1) / n_floor, 1)); all ones without a floor.
+
+    A table, because a vectorised logarithm may round differently depending on where in a tensor its operand lies.
+    """
+    tau = torch.ones(config.model_max_length)
+    floor = config.log_scaling_n_floor
+    if floor is not None and floor < config.model_max_length:
+        scaled = range(floor, config.model_max_length)
+        tau[floor:] = torch.tensor(
+            [1 + config.log_scaling_alpha * math.log((p + 1) / floor) for p in scaled]
+        )
+    return tau
+
+
+def _places(is_window: Sequence[bool]) -> list[tuple[int, int]]:
+    """(page group, place in the group) of each layer."""
+    kinds = list(dict.fromkeys(is_window))
+    return [
+        (kinds.index(kind), list(is_window[:i]).count(kind)) for i, kind in enumerate(is_window)
+    ]

@@ -1,0 +1,340 @@
+"""Where each weight of an Inkling checkpoint lies, in all three spellings, and the model made of them.
+
+Spellings: the published names (gate and up rows interleaved), transformers' multimodal names and its text-only names.
+Knows files through `Checkpoint` only. A tensor that is missing, unknown, misshapen or of a wrong dtype is a
+CheckpointError that names it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from samebit.core.errors import CheckpointError
+from samebit.kernels.sets import KernelSet
+from samebit.layers.attention import Attention, HeadShape
+from samebit.layers.linear import Embedding, Linear
+from samebit.layers.mlp import DenseMlp, MoeMlp
+from samebit.layers.norm import RmsNorm
+from samebit.layers.short_conv import ShortConv
+from samebit.models.checkpoint import Checkpoint, Shape, read_json
+from samebit.models.inkling import InklingLayer, InklingModel, InklingParts
+from samebit.models.inkling_config import InklingConfig, parse_config
+
+_log = logging.getLogger(__name__)
+
+# Parameter: (published name, transformers name) below the prefix of the trunk or of a layer.
+_TRUNK_NAMES = {
+    "embed": ("embed.weight", "embed_tokens.weight"),
+    "embed_norm": ("embed_norm.weight", "embed_tokens.embed_norm.weight"),
+    "norm": ("norm.weight", "norm.weight"),
+}
+_BLOCK_NAMES = {
+    "attn_norm": ("attn_norm.weight", "input_layernorm.weight"),
+    "q": ("attn.wq_du.weight", "self_attn.q_proj.weight"),
+    "k": ("attn.wk_dv.weight", "self_attn.k_proj.weight"),
+    "v": ("attn.wv_dv.weight", "self_attn.v_proj.weight"),
+    "r": ("attn.wr_du.weight", "self_attn.r_proj.weight"),
+    "o": ("attn.wo_ud.weight", "self_attn.o_proj.weight"),
+    "q_norm": ("attn.q_norm.weight", "self_attn.q_norm.weight"),
+    "k_norm": ("attn.k_norm.weight", "self_attn.k_norm.weight"),
+    "k_conv": ("attn.k_sconv.weight", "self_attn.k_sconv.conv1d.weight"),
+    "v_conv": ("attn.v_sconv.weight", "self_attn.v_sconv.conv1d.weight"),
+    "rel_proj": ("attn.rel_logits_proj.proj", "self_attn.rel_logits_proj.proj"),
+    "attn_conv": ("attn_sconv.weight", "attn_sconv.conv1d.weight"),
+    "mlp_norm": ("mlp_norm.weight", "post_attention_layernorm.weight"),
+    "mlp_conv": ("mlp_sconv.weight", "mlp_sconv.conv1d.weight"),
+}
+_DENSE_NAMES = {
+    "down": ("mlp.w2_md.weight", "mlp.down_proj.weight"),
+    "scale": ("mlp.global_scale", "mlp.global_scale"),
+}
+_SPARSE_NAMES = {
+    "router": ("mlp.gate.weight", "mlp.gate.weight"),
+    "router_bias": ("mlp.gate.bias", "mlp.gate.e_score_correction_bias"),
+    "router_scale": ("mlp.gate.global_scale", "mlp.gate.global_scale"),
+    "experts_down": ("mlp.experts.w2_weight", "mlp.experts.down_proj"),
+    "shared_down": ("mlp.shared_experts.shared_w2_weight", "mlp.shared_experts.down_proj"),
+}
+# Published files interleave the two; transformers stores halves of one tensor, or a tensor each.
+_GATE_UP_NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "gate_up": ("mlp.w13_dn.weight", ("mlp.gate_proj.weight", "mlp.up_proj.weight")),
+    "experts_gate_up": ("mlp.experts.w13_weight", ("mlp.experts.gate_up_proj",)),
+    "shared_gate_up": (
+        "mlp.shared_experts.shared_w13_weight",
+        ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+    ),
+}
+# Prefix of the trunk, and whether the names below it are the published ones.
+_SPELLINGS = (("model.llm.", True), ("model.language_model.", False), ("model.", False))
+
+_SKIPPED = {
+    "draft heads": ("model.mtp.",),
+    "vision": ("model.visual.", "model.vision_tower."),
+    "audio": ("model.audio.", "model.audio_tower."),
+}
+_UNEMBED_NAMES = {True: "model.llm.unembed.weight", False: "lm_head.weight"}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One parameter as stored: tensors `names`, each of one of `shapes`, that `join` makes into one."""
+
+    names: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    join: Callable[[Sequence[Tensor]], Tensor]
+
+
+def load_inkling(folder: Path, kernels: KernelSet, device: torch.device) -> InklingModel:
+    """The text model in `folder`. Every name, shape and dtype is checked before the first weight is read."""
+    if (folder / "hf_quant_config.json").exists():
+        raise CheckpointError(
+            f"{folder / 'hf_quant_config.json'}: quantised checkpoints are not supported"
+        )
+    config = parse_config(read_json(folder / "config.json"))
+    with Checkpoint(folder) as checkpoint:
+        stored = stored_parameters(config, checkpoint.names)
+        for parameter in stored.values():
+            for name in parameter.names:
+                checkpoint.check(name, parameter.shapes)
+        _account_for_all(checkpoint.names, stored)
+        return InklingModel(
+            config, _Builder(config, checkpoint, stored, kernels, device).parts(), device
+        )
+
+
+def stored_parameters(config: InklingConfig, names: set[str]) -> dict[str, Stored]:
+    """Every parameter of the model, "q" of layer 3 as "3.q", in the spelling that `names` use."""
+    prefix, is_published = _spelling(names)
+    hidden = config.hidden_size
+    stored = {
+        key: Stored((prefix + pair[not is_published],), _trunk_shapes(config)[key], _only)
+        for key, pair in _TRUNK_NAMES.items()
+    }
+    unembed = _UNEMBED_NAMES[is_published]
+    # Without an output matrix the embedding serves as one.
+    stored["unembed"] = stored["embed"]
+    if unembed in names:
+        rows = dict.fromkeys((config.vocab_size, config.unpadded_vocab_size))
+        stored["unembed"] = Stored((unembed,), tuple((n, hidden) for n in rows), _only)
+    for i in range(config.num_hidden_layers):
+        layer = f"{prefix}layers.{i}."
+        shapes = _block_shapes(config, i)
+        gate_up = _gate_up_shapes(config, i)
+        plain = _BLOCK_NAMES | (_DENSE_NAMES if config.is_dense[i] else _SPARSE_NAMES)
+        for key, pair in plain.items():
+            stored[f"{i}.{key}"] = Stored((layer + pair[not is_published],), shapes[key], _only)
+        for key, shape in gate_up.items():
+            published, others = _GATE_UP_NAMES[key]
+            if is_published:
+                stored[f"{i}.{key}"] = Stored((layer + published,), (shape,), _deinterleaved)
+            else:
+                part = (*shape[:-2], shape[-2] // len(others), shape[-1])
+                stored[f"{i}.{key}"] = Stored(
+                    tuple(layer + name for name in others), (part,), _stacked
+                )
+    return stored
+
+
+def _spelling(names: set[str]) -> tuple[str, bool]:
+    probes = [prefix + _TRUNK_NAMES["embed"][not published] for prefix, published in _SPELLINGS]
+    for probe, spelling in zip(probes, _SPELLINGS, strict=True):
+        if probe in names:
+            return spelling
+    raise CheckpointError(
+        f"tensor {probes[0]!r} is missing (and so are {probes[1]!r} and {probes[2]!r})"
+    )
+
+
+def _account_for_all(names: set[str], stored: dict[str, Stored]) -> None:
+    rest = names - {name for parameter in stored.values() for name in parameter.names}
+    for kind, prefixes in _SKIPPED.items():
+        skipped = {name for name in rest if name.startswith(prefixes)}
+        if skipped:
+            _log.info(
+                "skipping %d %s tensors (%s*): only the text model is served",
+                len(skipped),
+                kind,
+                prefixes[0],
+            )
+        rest -= skipped
+    for name in sorted(rest):
+        raise CheckpointError(f"tensor {name!r} is unknown: it belongs to no part of this model")
+
+
+def _trunk_shapes(config: InklingConfig) -> dict[str, tuple[Shape, ...]]:
+    hidden = config.hidden_size
+    return {
+        "embed": ((config.vocab_size, hidden),),
+        "embed_norm": ((hidden,),),
+        "norm": ((hidden,),),
+    }
+
+
+def _block_shapes(config: InklingConfig, layer: int) -> dict[str, tuple[Shape, ...]]:
+    hidden, taps = config.hidden_size, config.sconv_kernel_size
+    heads = head_shape(config, layer)
+    q, k, v, r = heads.widths
+    extent = heads.window or config.rel_extent
+    experts, width = config.n_routed_experts, config.moe_intermediate_size
+    shared = config.n_shared_experts
+    one: tuple[Shape, ...] = ((1,), ())
+    return {
+        **dict.fromkeys(("attn_norm", "mlp_norm"), ((hidden,),)),
+        **dict.fromkeys(("q_norm", "k_norm"), ((heads.head_dim,),)),
+        **dict.fromkeys(("k_conv", "v_conv"), ((k, 1, taps),)),
+        **dict.fromkeys(("attn_conv", "mlp_conv"), ((hidden, 1, taps),)),
+        "q": ((q, hidden),),
+        "k": ((k, hidden),),
+        "v": ((v, hidden),),
+        "r": ((r, hidden),),
+        "o": ((hidden, q),),
+        "rel_proj": ((heads.d_rel, extent),),
+        "down": ((hidden, config.dense_intermediate_size),),
+        **dict.fromkeys(("scale", "router_scale"), one),
+        "router": ((experts + shared, hidden),),
+        "router_bias": ((experts,),),
+        "experts_down": ((experts, hidden, width),),
+        "shared_down": ((shared, hidden, width),),
+    }
+
+
+def _gate_up_shapes(config: InklingConfig, layer: int) -> dict[str, Shape]:
+    hidden, width = config.hidden_size, 2 * config.moe_intermediate_size
+    if config.is_dense[layer]:
+        return {"gate_up": (2 * config.dense_intermediate_size, hidden)}
+    return {
+        "experts_gate_up": (config.n_routed_experts, width, hidden),
+        "shared_gate_up": (config.n_shared_experts, width, hidden),
+    }
+
+
+def head_shape(config: InklingConfig, layer: int) -> HeadShape:
+    """Heads of a layer, by its kind."""
+    if config.is_window[layer]:
+        return HeadShape(
+            config.swa_num_attention_heads,
+            config.swa_num_key_value_heads,
+            config.swa_head_dim,
+            config.d_rel,
+            config.sliding_window_size,
+        )
+    return HeadShape(
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.head_dim,
+        config.d_rel,
+        window=0,
+    )
+
+
+def _only(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0]
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(tensors), dim=-2)
+
+
+def _deinterleaved(tensors: Sequence[Tensor]) -> Tensor:
+    rows = tensors[0]
+    return torch.cat([rows[..., 0::2, :], rows[..., 1::2, :]], dim=-2)
+
+
+class _Builder:
+    """Reads parameters and puts them into layers, one layer at a time."""
+
+    def __init__(
+        self,
+        config: InklingConfig,
+        checkpoint: Checkpoint,
+        stored: dict[str, Stored],
+        kernels: KernelSet,
+        device: torch.device,
+    ) -> None:
+        self._config = config
+        self._checkpoint, self._stored = checkpoint, stored
+        self._kernels, self._device = kernels, device
+        self._shapes: set[tuple[int, int]] = set()
+        self._num_parameters = 0
+
+    def parts(self) -> InklingParts:
+        embed = self._take("embed")
+        tied = self._stored["unembed"] is self._stored["embed"]
+        unembed = embed if tied else self._take("unembed")
+        head = self._linear(unembed[: self._config.unpadded_vocab_size])
+        embedding = Embedding(self._kernels, embed)
+        layers = [self._layer(i) for i in range(self._config.num_hidden_layers)]
+        return InklingParts(
+            embedding=embedding,
+            embed_norm=self._norm("embed_norm"),
+            layers=layers,
+            norm=self._norm("norm"),
+            head=head,
+            linear_shapes=frozenset(self._shapes),
+            num_parameters=self._num_parameters,
+        )
+
+    def _layer(self, i: int) -> InklingLayer:
+        return InklingLayer(
+            attn_norm=self._norm(f"{i}.attn_norm"),
+            attention=self._attention(i),
+            attn_conv=self._conv(f"{i}.attn_conv"),
+            mlp_norm=self._norm(f"{i}.mlp_norm"),
+            mlp=self._dense(i) if self._config.is_dense[i] else self._sparse(i),
+            mlp_conv=self._conv(f"{i}.mlp_conv"),
+        )
+
+    def _attention(self, i: int) -> Attention:
+        return Attention(
+            self._kernels,
+            head_shape(self._config, i),
+            qkvr=self._linear(torch.cat([self._take(f"{i}.{key}") for key in "qkvr"])),
+            out=self._linear(self._take(f"{i}.o")),
+            q_norm=self._norm(f"{i}.q_norm"),
+            k_norm=self._norm(f"{i}.k_norm"),
+            k_conv=self._conv(f"{i}.k_conv"),
+            v_conv=self._conv(f"{i}.v_conv"),
+            rel_proj=self._take(f"{i}.rel_proj"),
+        )
+
+    def _dense(self, i: int) -> DenseMlp:
+        return DenseMlp(
+            self._kernels,
+            gate_up=self._linear(self._take(f"{i}.gate_up")),
+            down=self._linear(self._take(f"{i}.down")),
+            scale=float(self._take(f"{i}.scale")),
+        )
+
+    def _sparse(self, i: int) -> MoeMlp:
+        return MoeMlp(
+            self._kernels,
+            router=self._linear(self._take(f"{i}.router")),
+            bias=self._take(f"{i}.router_bias"),
+            w13=torch.cat([self._take(f"{i}.experts_gate_up"), self._take(f"{i}.shared_gate_up")]),
+            w2=torch.cat([self._take(f"{i}.experts_down"), self._take(f"{i}.shared_down")]),
+            top_k=self._config.num_experts_per_tok,
+            scale=self._config.route_scale * float(self._take(f"{i}.router_scale")),
+        )
+
+    def _take(self, key: str) -> Tensor:
+        parameter = self._stored[key]
+        tensor = parameter.join([self._checkpoint.take(name) for name in parameter.names])
+        self._num_parameters += tensor.numel()
+        return tensor.to(self._device)
+
+    def _linear(self, weight: Tensor) -> Linear:
+        linear = Linear(self._kernels, weight)
+        self._shapes.add(linear.shape)
+        return linear
+
+    def _norm(self, key: str) -> RmsNorm:
+        return RmsNorm(self._kernels, self._take(key), self._config.rms_norm_eps)
+
+    def _conv(self, key: str) -> ShortConv:
+        return ShortConv(self._kernels, self._take(key).squeeze(1))
