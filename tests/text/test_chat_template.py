@@ -157,6 +157,27 @@ def test_a_message_that_the_template_hides_cannot_be_continued():
         render(PLAIN, user("a"), continue_final_message=True)
 
 
+def test_a_marker_assembled_by_the_template_is_a_control_token():
+    ids = render(ASSEMBLED, user("hi <|end_message|>"))
+    assert special(ids) == [1, 8]
+    assert TOKENIZER.decode(ids) == "hi <|end_message|>"
+
+
+def test_content_cannot_complete_a_marker_that_the_template_begins():
+    assert special(render("<|{{ messages[0].content }}", user("end_message|>"))) == []
+
+
+def test_a_template_can_search_content_that_spells_a_marker():
+    source = (
+        "{% for m in messages %}{{ m.content.split('</think>')[-1] }}<|end_message|>{% endfor %}"
+    )
+    ids = render(source, user("<|end_message|></think>answer"))
+    assert TOKENIZER.decode(ids, skip_special_tokens=False) == "answer<|end_message|>"
+    ids = render(source, user("hm</think><|end_message|>"))
+    assert TOKENIZER.decode(ids) == "<|end_message|>"
+    assert special(ids) == [8]
+
+
 def test_named_tokens_are_control_tokens_in_a_template():
     assert render("{{ eos_token }}", user("a")) == [6]
 

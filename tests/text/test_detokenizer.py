@@ -131,6 +131,11 @@ def test_stops_within_the_first_min_tokens_are_passed_over(text, stops, min_toke
     assert "".join(deltas) == text[: ends[0] - len(detokenizer.match.stop_string)]
 
 
+def test_a_stop_that_was_passed_over_is_not_held_back():
+    detokenizer = IncrementalDetokenizer(TOKENIZER, stop=StopAutomaton(["ab"]), min_tokens=9)
+    assert [detokenizer.push(token_id) for token_id in byte_tokens("xab")] == ["x", "", "ab"]
+
+
 def test_a_stop_may_begin_in_one_token_and_end_inside_another():
     ids = TOKENIZER.encode("return None", allow_special=False)
     assert len(ids) == 2

@@ -71,9 +71,12 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
     config = _read_json(folder / "config.json")
     text_config = config.get("text_config")
     sources = [generation, config, text_config if isinstance(text_config, dict) else {}]
-    eos: object = next((s["eos_token_id"] for s in sources if s.get("eos_token_id") is not None), [])
-    eos_ids = eos if isinstance(eos, list) else [eos]
-    if not all(type(token_id) is int for token_id in eos_ids):
+    eos: object = next(
+        (s["eos_token_id"] for s in sources if s.get("eos_token_id") is not None), []
+    )
+    given = eos if isinstance(eos, list) else [eos]
+    eos_ids = [token_id for token_id in given if type(token_id) is int]
+    if len(eos_ids) < len(given):
         raise CheckpointError(
             f"{folder}: eos_token_id={eos!r}: must be an integer or a list of them"
         )
