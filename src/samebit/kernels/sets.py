@@ -14,6 +14,8 @@ from typing import Literal
 from torch import Tensor
 
 from samebit.kernels import torch_set
+from samebit.kernels.native import bindings
+from samebit.kernels.native.build import NativeUnavailableError, host_isas, load_library
 from samebit.kernels.ops import operators
 from samebit.kernels.values import AttnIndex, ConvIndex, KvIndex, Packed, PackedExperts, SampleColumns
 
@@ -72,9 +74,7 @@ class KernelSet:
         )  # fmt: skip
         return out
 
-    def write_kv(
-        self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, page_tags: Tensor, ix: KvIndex
-    ) -> None:
+    def write_kv(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, page_tags: Tensor, ix: KvIndex) -> None:
         """Put ``k``, ``v`` [T, nk, hd] into pages [P, page_size, nk, hd] and stamp completed pages in ``page_tags``."""
         self._ops.write_kv(
             k, v, k_pages, v_pages, page_tags, ix.write_slots, ix.stamp_pages, ix.stamp_tags, self.num_threads
@@ -104,9 +104,7 @@ class KernelSet:
         )  # fmt: skip
         return out
 
-    def route(
-        self, logits: Tensor, bias: Tensor, top_k: int, num_shared: int, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def route(self, logits: Tensor, bias: Tensor, top_k: int, num_shared: int, scale: float) -> tuple[Tensor, Tensor]:
         """Experts of each token and their weights, [T, top_k + num_shared] int32 and fp32, from logits [T, E + shared].
 
         The ``top_k`` of sigmoid(logits) + bias in descending order, ties to the lower id, then the shared experts
@@ -120,13 +118,9 @@ class KernelSet:
         experts, doubled, hidden = w13.shape
         return PackedExperts(self._pack(w13), self._pack(w2), experts, doubled // 2, hidden)
 
-    def moe(
-        self, x: Tensor, expert_ids: Tensor, weights: Tensor, num_tokens: Tensor, w: PackedExperts
-    ) -> Tensor:
+    def moe(self, x: Tensor, expert_ids: Tensor, weights: Tensor, num_tokens: Tensor, w: PackedExperts) -> Tensor:
         """Sum over a token's slots, in order, of weight * expert(x), [T, H]; zeros from ``num_tokens`` [1] int32 on."""
-        out: Tensor = self._ops.moe(
-            x, expert_ids, weights, num_tokens, w.w13, w.w2, w.intermediate, self.num_threads
-        )
+        out: Tensor = self._ops.moe(x, expert_ids, weights, num_tokens, w.w13, w.w2, w.intermediate, self.num_threads)
         return out
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
@@ -165,14 +159,30 @@ def torch_kernels(num_threads: int) -> KernelSet:
     return KernelSet("torch", num_threads, {}, torch_set.pack_linear, ops)
 
 
-def select_kernels(kind: KernelKind, num_threads: int) -> KernelSet:
-    """The kernel set for this host.
+def native_kernels(isa: str, num_threads: int) -> KernelSet:
+    """The set compiled for an instruction set of ``native.build.host_isas``. Raises NativeUnavailableError."""
+    library = load_library(isa)
+    ops = operators(isa, bindings.implementations(library))
+    details = {"build": library.build, "compiler": library.compiler}
+    return KernelSet(f"native-{isa}", num_threads, details, bindings.make_pack(library), ops)
 
-    Raises ValueError for an unknown ``kind`` or fewer than one thread, RuntimeError where ``kind="native"`` cannot be
-    built.
+
+def select_kernels(kind: KernelKind, num_threads: int) -> KernelSet:
+    """The best kernel set for this host.
+
+    Raises ValueError for an unknown ``kind`` or fewer than one thread, and NativeUnavailableError where
+    ``kind="native"`` cannot be built; ``"auto"`` then warns and gives the torch set.
     """
     if kind not in ("auto", "native", "torch"):
         raise ValueError(f"kernels must be 'auto', 'native' or 'torch', got {kind!r}")
     if num_threads < 1:
         raise ValueError(f"num_threads must be at least 1, got {num_threads}")
-    return torch_kernels(num_threads)
+    if kind == "torch":
+        return torch_kernels(num_threads)
+    try:
+        return native_kernels(host_isas()[0], num_threads)
+    except NativeUnavailableError as error:
+        if kind == "native":
+            raise
+        _log.warning("native kernels are unavailable (%s); using the slower torch kernels", error)
+        return torch_kernels(num_threads)

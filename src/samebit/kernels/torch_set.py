@@ -4,6 +4,7 @@ Row-pure by construction: sums that a library may reorder go through ``exact``, 
 a small axis in order. Knows no model.
 """
 
+import itertools
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ def short_conv(
     y = torch.zeros_like(x)
     before = rows[read_rows]
     before_tags = row_tags[read_rows]
-    for row, (start, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+    for row, (start, end) in enumerate(itertools.pairwise(starts)):
         inputs = torch.cat([before[row], x[start:end]])
         total = torch.zeros_like(x[start:end])
         for tap in range(history + 1):
@@ -192,9 +193,9 @@ def moe(
     live = int(num_tokens.item())
     slots = torch.zeros(live, expert_ids.shape[1], x.shape[1])
     for expert in expert_ids[:live].unique().tolist():
-        token, slot = torch.nonzero(expert_ids[:live] == expert, as_tuple=True)
+        token, chosen = torch.nonzero(expert_ids[:live] == expert, as_tuple=True)
         hidden = swiglu(linear(x[token], w13[:, expert], 2 * intermediate, threads), threads)
-        slots[token, slot] = linear(hidden, w2[:, expert], x.shape[1], threads)
+        slots[token, chosen] = linear(hidden, w2[:, expert], x.shape[1], threads)
     out = torch.zeros_like(x)
     for slot in range(expert_ids.shape[1]):
         out[:live] = out[:live] + weights[:live, slot, None] * slots[:, slot]

@@ -1,0 +1,279 @@
+"""The operators of the native sets: tensors in, addresses to C, tensors out.
+
+Checks only what would make C read or write where it must not: dtypes, contiguity, and ids that C reports as out of
+range. Knows nothing of how sets are chosen.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samebit.kernels.native.build import NativeLibrary
+
+_FLOAT = torch.float32
+# p: address, l: long, d: double
+_SIGNATURES = {
+    "linear": "ppplllll",
+    "rms_norm": "ppplldl",
+    "swiglu": "pplll",
+    "short_conv": "p" * 17 + "llllll",
+    "write_kv": "ppppppppll",
+    "embedding": "pppllll",
+    "attention": "p" * 11 + "l" * 10 + "dl",
+    "route": "pppplllld",
+    "moe": "p" * 7 + "l" * 7,
+    "sample": "p" * 13 + "lll",
+    "top_logprobs": "pppllll",
+}
+_KINDS = {"p": ctypes.c_void_p, "l": ctypes.c_long, "d": ctypes.c_double}
+
+
+def _function(library: NativeLibrary, name: str) -> Callable[..., int]:
+    function = getattr(library.functions, name)
+    function.argtypes = [_KINDS[kind] for kind in _SIGNATURES[name]]
+    function.restype = ctypes.c_long if name in {"embedding", "moe", "sample"} else None
+    found: Callable[..., int] = function
+    return found
+
+
+def _dense(x: Tensor) -> Tensor:
+    assert x.dtype is _FLOAT, x.dtype
+    return x.contiguous()
+
+
+def _in_place(*tensors: Tensor) -> None:
+    assert all(x.is_contiguous() for x in tensors)
+
+
+def make_pack(library: NativeLibrary) -> Callable[[Tensor], Tensor]:
+    """The packing function: [..., N, K] to panels [..., N / columns, K, columns], fp32 or bf16."""
+    columns = int(library.functions.panel_columns())
+
+    def pack(weight: Tensor) -> Tensor:
+        weight = weight if weight.dtype is torch.bfloat16 else weight.to(_FLOAT)
+        missing = -weight.shape[-2] % columns
+        padded: Tensor = torch.nn.functional.pad(weight, (0, 0, 0, missing))
+        panels: Tensor = padded.unflatten(-2, (-1, columns)).mT
+        return panels.contiguous()
+
+    return pack
+
+
+def _row_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
+    c_linear, c_norm, c_swiglu = (_function(library, n) for n in ("linear", "rms_norm", "swiglu"))
+    c_embedding, c_route = _function(library, "embedding"), _function(library, "route")
+
+    def linear(x: Tensor, weight: Tensor, num_out: int, threads: int) -> Tensor:
+        x = _dense(x)
+        tokens, width = x.shape
+        y = torch.empty(tokens, num_out)
+        half = weight.dtype is torch.bfloat16
+        c_linear(x.data_ptr(), weight.data_ptr(), y.data_ptr(), tokens, num_out, width, half, threads)
+        return y
+
+    def rms_norm(x: Tensor, gain: Tensor, eps: float, threads: int) -> Tensor:
+        x = _dense(x)
+        y = torch.empty_like(x)
+        width = gain.shape[0]
+        rows = x.numel() // width
+        c_norm(x.data_ptr(), gain.data_ptr(), y.data_ptr(), rows, width, eps, threads)
+        return y
+
+    def swiglu(z: Tensor, threads: int) -> Tensor:
+        z = _dense(z)
+        tokens, doubled = z.shape
+        y = torch.empty(tokens, doubled // 2)
+        c_swiglu(z.data_ptr(), y.data_ptr(), tokens, doubled // 2, threads)
+        return y
+
+    def embedding(ids: Tensor, table: Tensor, threads: int) -> Tensor:
+        _in_place(ids, table)
+        assert ids.dtype is torch.int32
+        tokens, (vocab, width) = ids.shape[0], table.shape
+        y = torch.empty(tokens, width)
+        half = table.dtype is torch.bfloat16
+        if c_embedding(ids.data_ptr(), table.data_ptr(), y.data_ptr(), tokens, vocab, width, half):
+            raise ValueError(f"a token id is outside 0..{vocab - 1}: {ids.aminmax()}")
+        return y
+
+    def route(
+        logits: Tensor, bias: Tensor, top_k: int, num_shared: int, scale: float, threads: int
+    ) -> tuple[Tensor, Tensor]:
+        logits = _dense(logits)
+        tokens, routed = logits.shape[0], bias.shape[0]
+        ids = torch.empty(tokens, top_k + num_shared, dtype=torch.int32)
+        weights = torch.empty(tokens, top_k + num_shared)
+        c_route(
+            logits.data_ptr(), bias.data_ptr(), ids.data_ptr(), weights.data_ptr(),
+            tokens, routed, top_k, num_shared, scale,
+        )  # fmt: skip
+        return ids, weights
+
+    return {
+        "linear": linear,
+        "rms_norm": rms_norm,
+        "swiglu": swiglu,
+        "embedding": embedding,
+        "route": route,
+    }
+
+
+def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
+    c_conv, c_write, c_attention = (_function(library, n) for n in ("short_conv", "write_kv", "attention"))
+
+    def short_conv(
+        x: Tensor,
+        taps: Tensor,
+        rows: Tensor,
+        row_tags: Tensor,
+        query_start: Tensor,
+        read_rows: Tensor,
+        read_tags: Tensor,
+        store_rows: Tensor,
+        store_tags: Tensor,
+        write_rows: Tensor,
+        write_tags: Tensor,
+        entry_sources: Tensor,
+        entry_source_tags: Tensor,
+        entry_dest: Tensor,
+        entry_tag: Tensor,
+        residual: Tensor | None,
+        threads: int,
+    ) -> Tensor:
+        x = _dense(x)
+        index = (
+            query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
+            entry_sources, entry_source_tags, entry_dest, entry_tag,
+        )  # fmt: skip
+        _in_place(rows, row_tags, taps, *index)
+        tokens, channels = x.shape
+        y = torch.empty_like(x)
+        extra = None if residual is None else _dense(residual)
+        c_conv(
+            x.data_ptr(), taps.data_ptr(), rows.data_ptr(), row_tags.data_ptr(), *[i.data_ptr() for i in index],
+            None if extra is None else extra.data_ptr(), y.data_ptr(),
+            tokens, channels, taps.shape[1], query_start.shape[0] - 1, entry_tag.shape[0], threads,
+        )  # fmt: skip
+        return y
+
+    def write_kv(
+        k: Tensor,
+        v: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        page_tags: Tensor,
+        write_slots: Tensor,
+        stamp_pages: Tensor,
+        stamp_tags: Tensor,
+        threads: int,
+    ) -> None:
+        k, v = _dense(k), _dense(v)
+        _in_place(k_pages, v_pages, page_tags, write_slots, stamp_pages, stamp_tags)
+        tokens, heads, width = k.shape
+        c_write(
+            k.data_ptr(), v.data_ptr(), k_pages.data_ptr(), v_pages.data_ptr(), page_tags.data_ptr(),
+            write_slots.data_ptr(), stamp_pages.data_ptr(), stamp_tags.data_ptr(), tokens, heads * width,
+        )  # fmt: skip
+
+    def attention(
+        q: Tensor,
+        rel: Tensor,
+        rel_proj: Tensor,
+        tau: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        query_start: Tensor,
+        row_start: Tensor,
+        row_slots: Tensor,
+        page_table: Tensor,
+        window: int,
+        scale: float,
+        threads: int,
+    ) -> Tensor:
+        q, rel = _dense(q), _dense(rel)
+        _in_place(rel_proj, tau, k_pages, v_pages, query_start, row_start, row_slots, page_table)
+        tokens, heads, width = q.shape
+        d_rel, extent = rel_proj.shape
+        _, page, kv_heads, _ = k_pages.shape
+        y = torch.empty(tokens, heads * width)
+        c_attention(
+            q.data_ptr(), rel.data_ptr(), rel_proj.data_ptr(), tau.data_ptr(), k_pages.data_ptr(),
+            v_pages.data_ptr(), query_start.data_ptr(), row_start.data_ptr(), row_slots.data_ptr(),
+            page_table.data_ptr(), y.data_ptr(), tokens, row_start.shape[0], heads, kv_heads, width, d_rel, extent,
+            page, page_table.shape[1], window, scale, threads,
+        )  # fmt: skip
+        return y
+
+    return {"short_conv": short_conv, "write_kv": write_kv, "attention": attention}
+
+
+def _other_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
+    c_moe, c_sample, c_top = (_function(library, n) for n in ("moe", "sample", "top_logprobs"))
+
+    def moe(
+        x: Tensor,
+        expert_ids: Tensor,
+        weights: Tensor,
+        num_tokens: Tensor,
+        w13: Tensor,
+        w2: Tensor,
+        intermediate: int,
+        threads: int,
+    ) -> Tensor:
+        x, weights = _dense(x), _dense(weights)
+        _in_place(expert_ids, num_tokens)
+        assert expert_ids.dtype is torch.int32 and num_tokens.dtype is torch.int32  # noqa: PT018
+        tokens, hidden = x.shape
+        y = torch.empty_like(x)
+        failed = c_moe(
+            x.data_ptr(), expert_ids.data_ptr(), weights.data_ptr(), num_tokens.data_ptr(), w13.data_ptr(),
+            w2.data_ptr(), y.data_ptr(), tokens, hidden, intermediate, expert_ids.shape[1], w13.shape[0],
+            w13.dtype is torch.bfloat16, threads,
+        )  # fmt: skip
+        assert not failed, "an expert id is out of range"
+        return y
+
+    def sample(
+        logits: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        min_p: Tensor,
+        seed: Tensor,
+        sample_index: Tensor,
+        position: Tensor,
+        target: Tensor,
+        threads: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        logits, position = _dense(logits), position.to(torch.int64)
+        columns = (temperature, top_k, top_p, min_p, seed, sample_index, position, target)
+        _in_place(*columns)
+        rows, vocab = logits.shape
+        out = (
+            torch.empty(rows, dtype=torch.int32),
+            torch.empty(rows),
+            torch.empty(rows, dtype=torch.int32),
+            torch.empty(rows, dtype=torch.bool),
+        )
+        addresses = [x.data_ptr() for x in (logits, *columns, *out)]
+        if c_sample(*addresses, rows, vocab, threads):
+            raise ValueError(f"a target token is not below {vocab}: {int(target.max())}")
+        return out
+
+    def top_logprobs(logits: Tensor, n: int, threads: int) -> tuple[Tensor, Tensor]:
+        logits = _dense(logits)
+        rows, vocab = logits.shape
+        assert 0 <= n <= vocab
+        ids, logprobs = torch.empty(rows, n, dtype=torch.int32), torch.empty(rows, n)
+        c_top(logits.data_ptr(), ids.data_ptr(), logprobs.data_ptr(), rows, vocab, n, threads)
+        return ids, logprobs
+
+    return {"moe": moe, "sample": sample, "top_logprobs": top_logprobs}
+
+
+def implementations(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
+    """Every operator by its plain name."""
+    return _row_operators(library) | _state_operators(library) | _other_operators(library)

@@ -1,0 +1,164 @@
+// Kernels over single rows and channels: norm, swiglu, short convolution, K/V writes, embedding, routing.
+#include "simd.h"
+
+#define ROW_CHUNK 32
+#define CHANNEL_CHUNK (4 * VL)
+
+typedef struct { const float *x, *gain; float *y; long T, C; float eps; } norm_t;
+
+static void norm_task(void *context, long index) {
+  const norm_t *c = context;
+  for (long t = index * ROW_CHUNK; t < (index + 1) * ROW_CHUNK && t < c->T; t++) {
+    const float *x = c->x + t * c->C;
+    V sums[4] = {zero(), zero(), zero(), zero()};
+    for (long i = 0, j = 0; i < c->C; i += VL, j++) {
+      V v = load_n(x + i, c->C - i);
+      sums[j & 3] = fma_v(v, v, sums[j & 3]);
+    }
+    float mean = sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3])) / (float)c->C;
+    V inverse = splat(1.0f / __builtin_sqrtf(mean + c->eps));
+    for (long i = 0; i < c->C; i += VL)
+      store_n(c->y + t * c->C + i, load_n(x + i, c->C - i) * inverse * load_n(c->gain + i, c->C - i), c->C - i);
+  }
+}
+void rms_norm(const float *x, const float *gain, float *y, long T, long C, double eps, long threads) {
+  norm_t c = {x, gain, y, T, C, (float)eps};
+  pool_run(norm_task, &c, (T + ROW_CHUNK - 1) / ROW_CHUNK, T * C < 100000 ? 1 : (int)threads);
+}
+
+typedef struct { const float *z; float *y; long T, I; } swiglu_t;
+
+static void swiglu_task(void *context, long index) {
+  const swiglu_t *c = context;
+  for (long t = index * ROW_CHUNK; t < (index + 1) * ROW_CHUNK && t < c->T; t++) {
+    const float *gate = c->z + t * 2 * c->I, *up = gate + c->I;
+    for (long i = 0; i < c->I; i += VL)
+      store_n(c->y + t * c->I + i, silu_times(load_n(gate + i, c->I - i), load_n(up + i, c->I - i)), c->I - i);
+  }
+}
+void swiglu(const float *z, float *y, long T, long I, long threads) {
+  swiglu_t c = {z, y, T, I};
+  pool_run(swiglu_task, &c, (T + ROW_CHUNK - 1) / ROW_CHUNK, T * I < 50000 ? 1 : (int)threads);
+}
+
+typedef struct {
+  const float *x, *taps, *residual;
+  float *rows, *y;
+  const int32_t *query_start, *read_rows, *store_rows, *write_rows, *entry_sources, *entry_dest;
+  long T, C, K, B, E;
+} conv_t;
+
+// One strip of channels: all reads of the pool come before its writes, so strips need no order among themselves.
+static void conv_task(void *context, long index) {
+  const conv_t *c = context;
+  long c0 = index * CHANNEL_CHUNK, width = c->C - c0 < CHANNEL_CHUNK ? c->C - c0 : CHANNEL_CHUNK;
+  long C = c->C, K = c->K, H = K - 1, live = c->query_start[c->B];
+  float *before = scratch(0, sizeof(float) * CHANNEL_CHUNK * (c->B + c->E) * (H + 1)), *entries = before + c->B * H * CHANNEL_CHUNK;
+  for (long i = 0; i < c->B * H; i++)
+    memcpy(before + i * CHANNEL_CHUNK, c->rows + c->read_rows[i] * C + c0, sizeof(float) * width);
+  for (long i = 0; i < c->E * H; i++) {
+    long s = c->entry_sources[i];
+    if (c->entry_dest[i] > 1)
+      memcpy(entries + i * CHANNEL_CHUNK, (s < 0 ? c->rows - (s + 1) * C : c->x + s * C) + c0, sizeof(float) * width);
+  }
+  for (long v = 0; v < width; v += VL) {
+    long left = width - v;
+    V taps[K];
+    for (long j = 0; j < K; j++)
+      for (int l = 0; l < VL; l++) taps[j][l] = l < left ? c->taps[(c0 + v + l) * K + j] : 0;
+    for (long b = 0; b < c->B; b++)
+      for (long start = c->query_start[b], t = start; t < c->query_start[b + 1]; t++) {
+        V sum = zero();
+        for (long j = 0; j < K; j++) {
+          long s = t - H + j;
+          const float *from = s >= start ? c->x + s * C + c0 : before + (b * H + s - start + H) * CHANNEL_CHUNK;
+          sum = fma_v(taps[j], load_n(from + v, left), sum);
+        }
+        long at = t * C + c0 + v;
+        sum = sum + load_n(c->x + at, left);
+        if (c->residual) sum = sum + load_n(c->residual + at, left);
+        store_n(c->y + at, sum, left);
+      }
+  }
+  for (long i = 0; i < c->E * H; i++)
+    if (c->entry_dest[i] > 1) memcpy(c->rows + c->entry_dest[i] * C + c0, entries + i * CHANNEL_CHUNK, sizeof(float) * width);
+  for (long i = 0; i < c->B * H; i++)
+    if (c->store_rows[i] > 1) memcpy(c->rows + c->store_rows[i] * C + c0, before + i * CHANNEL_CHUNK, sizeof(float) * width);
+  for (long t = 0; t < live; t++)
+    if (c->write_rows[t] > 1) memcpy(c->rows + c->write_rows[t] * C + c0, c->x + t * C + c0, sizeof(float) * width);
+  for (long t = live; t < c->T; t++) memset(c->y + t * C + c0, 0, sizeof(float) * width);
+}
+
+void short_conv(const float *x, const float *taps, float *rows, int64_t *tags, const int32_t *query_start,
+                const int32_t *read_rows, const int64_t *read_tags, const int32_t *store_rows, const int64_t *store_tags,
+                const int32_t *write_rows, const int64_t *write_tags, const int32_t *entry_sources,
+                const int64_t *entry_source_tags, const int32_t *entry_dest, const int64_t *entry_tag,
+                const float *residual, float *y, long T, long C, long K, long B, long E, long threads) {
+  conv_t c = {x, taps, residual, rows, y, query_start, read_rows, store_rows, write_rows, entry_sources, entry_dest, T, C, K, B, E};
+  long H = K - 1;
+  pool_run(conv_task, &c, (C + CHANNEL_CHUNK - 1) / CHANNEL_CHUNK, T * C * K < 100000 ? 1 : (int)threads);
+  int64_t *found = scratch(1, sizeof(int64_t) * ((B + E) * H + 1)), *sources = found + B * H;
+  for (long i = 0; i < B * H; i++) found[i] = tags[read_rows[i]];
+  for (long i = 0; i < E * H; i++)
+    sources[i] = entry_sources[i] < 0 ? tags[-(entry_sources[i] + 1)] ^ entry_source_tags[i] : 0;
+  for (long i = 0; i < E * H; i++) if (entry_dest[i] > 1) tags[entry_dest[i]] = entry_tag[i / H] ^ sources[i];
+  for (long i = 0; i < B * H; i++) if (store_rows[i] > 1) tags[store_rows[i]] = store_tags[i] ^ found[i] ^ read_tags[i];
+  for (long t = 0; t < query_start[B]; t++) if (write_rows[t] > 1) tags[write_rows[t]] = write_tags[t];
+}
+
+void write_kv(const float *k, const float *v, float *k_pages, float *v_pages, int64_t *tags, const int32_t *slots,
+              const int32_t *stamp_pages, const int64_t *stamp_tags, long T, long width) {
+  for (long t = 0; t < T; t++) {
+    if (slots[t] > 0) {
+      memcpy(k_pages + slots[t] * width, k + t * width, sizeof(float) * width);
+      memcpy(v_pages + slots[t] * width, v + t * width, sizeof(float) * width);
+    }
+    if (stamp_pages[t] > 0) tags[stamp_pages[t]] = stamp_tags[t];
+  }
+}
+
+// Returns 0, or 1 where an id is outside the table.
+long embedding(const int32_t *ids, const void *table, float *y, long T, long rows, long C, long bf16) {
+  for (long t = 0; t < T; t++) if (ids[t] < 0 || ids[t] >= rows) return 1;
+  for (long t = 0; t < T; t++) {
+    const uint16_t *half = (const uint16_t *)table + ids[t] * C;
+    if (!bf16) memcpy(y + t * C, (const float *)table + ids[t] * C, sizeof(float) * C);
+    else
+      for (long i = 0; i < C; i++) {
+        uint32_t bits = (uint32_t)half[i] << 16;
+        memcpy(y + t * C + i, &bits, 4);
+      }
+  }
+  return 0;
+}
+
+void route(const float *logits, const float *bias, int32_t *ids, float *weights, long T, long E, long top_k, long shared,
+           double scale) {
+  long k = top_k + shared;
+  float *scores = scratch(0, sizeof(float) * (E + VL));
+  for (long t = 0; t < T; t++) {
+    const float *z = logits + t * (E + shared);
+    int32_t *id = ids + t * k;
+    float *w = weights + t * k;
+    for (long i = 0; i < E; i += VL)
+      store(scores + i, splat(1.0f) / (splat(1.0f) + exp_v(-load_n(z + i, E - i))) + load_n(bias + i, E - i));
+    for (long s = 0; s < top_k; s++) {
+      long best = -1;
+      for (long e = 0; e < E; e++) {
+        int taken = 0;
+        for (long before = 0; before < s; before++) taken |= id[before] == e;
+        if (!taken && (best < 0 || scores[e] > scores[best])) best = e;
+      }
+      id[s] = (int32_t)best;
+    }
+    for (long s = 0; s < shared; s++) id[top_k + s] = (int32_t)(E + s);
+    float biggest = -3e38f, total = 0;
+    for (long s = 0; s < k; s++) {
+      float a = z[id[s]];
+      w[s] = (a < 0 ? a : 0) - log_one(1.0f + exp_one(a < 0 ? a : -a));
+      biggest = w[s] > biggest ? w[s] : biggest;
+    }
+    for (long s = 0; s < k; s++) total += w[s] = exp_one(w[s] - biggest);
+    for (long s = 0; s < k; s++) w[s] = w[s] / total * (float)scale;
+  }
+}
