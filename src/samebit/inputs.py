@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samebit.core.plan import DRAW, BatchPlan, owner_tag
+from samebit.core.plan import BatchPlan, owner_tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Bucket:
     def of(plan: BatchPlan) -> Bucket:
         """The smallest bucket that holds `plan` with the padding it asks for."""
         return Bucket(
-            tokens=plan.num_tokens + plan.pad_tokens,
+            tokens=max(1, plan.num_tokens + plan.pad_tokens),
             rows=len(plan.rows) + plan.pad_rows,
-            samples=len(plan.samples),
+            samples=max(1, len(plan.samples)),
             bans=sum(len(sample.banned) for sample in plan.samples),
             entries=len(plan.entries),
             deltas=len(plan.page_deltas),
@@ -90,7 +90,8 @@ class StaticInputs:
 
 _WIDE = {"row_start", "row_tags", "row_resume_tag", "sample_seeds", "entry_boundaries", "entry_tags", "delta_stamps"}
 _REAL = {"ban_logits", "sample_temperature", "sample_top_p", "sample_min_p"}
-_INERT = {"sample_targets": DRAW, "sample_top_p": 1.0}
+# An inert logits row scores a token: a drawn one would be kept for its batch row's slot.
+_INERT = {"sample_targets": 0, "sample_top_p": 1.0}
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -173,3 +173,15 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
     finished: bool = True
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine serves and under which numerics. `system_fingerprint` is a hash of the weights and `profile`: two
+    engines with the same fingerprint give the same bits. `memory` holds pool sizes (ids) and bytes."""
+
+    model: str
+    max_length: int
+    vocab_size: int
+    system_fingerprint: str
+    profile: dict[str, str | int]
+    memory: dict[str, int]

@@ -49,7 +49,7 @@ def _read_back(plan: BatchPlan, result: StepTensors) -> StepOutput:
     samples = [
         SampleOutput(token, logprob, rank, bool(finite), ids[: sample.num_top], logprobs[: sample.num_top])
         for sample, token, logprob, rank, finite, ids, logprobs in zip(
-            plan.samples, *(column.tolist() for column in columns), strict=True
+            plan.samples, *(column[: len(plan.samples)].tolist() for column in columns), strict=True
         )
     ]
     return StepOutput(

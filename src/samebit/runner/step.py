@@ -41,7 +41,7 @@ def run_step(
     hidden = model.forward(index, pools).index_select(0, index.sample_tokens)
     parts = [
         _sample(model, kernels, hidden, inputs, index.sampling, bucket, first)
-        for first in range(0, max(bucket.samples, 1), LOGITS_SLICE)
+        for first in range(0, bucket.samples, LOGITS_SLICE)
     ]
     tokens, logprobs, ranks, finite, top_ids, top_logprobs = (torch.cat(column) for column in zip(*parts, strict=True))
     _keep_drawn(index, pools, tokens)

@@ -1,0 +1,129 @@
+"""The engine: a scheduler, a runner and the text side of requests, driven one step at a time. Knows no process or HTTP."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import asdict
+
+import torch
+
+from samebit.core.config import EngineConfig
+from samebit.core.errors import InvalidRequestError
+from samebit.core.request import EngineInfo, EngineOutput, Request
+from samebit.engine.model_source import resolve_model
+from samebit.engine.output import OutputProcessor
+from samebit.engine.profile import fingerprint, numerics_profile
+from samebit.engine.sizing import size_pools
+from samebit.engine.tokenizer import Tokenizer
+from samebit.kernels.sets import select_kernels
+from samebit.models.base import load_model
+from samebit.runner.runner import LocalRunner
+from samebit.scheduler.scheduler import Scheduler
+from samebit.scheduler.sequence import Progress
+from samebit.state.manager import StateManager
+from samebit.state.pools import StatePools
+
+_log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Owner of a model, its state and its requests. Not thread-safe: one loop calls it.
+
+    Raises ConfigError or ModelError (naming the setting, tensor or key) when the model cannot be served.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        config.validate()
+        folder = resolve_model(config.model)
+        device = torch.device(config.device)
+        kernels = select_kernels(config.kernels, config.num_threads or os.cpu_count() or 1)
+        self.tokenizer = Tokenizer(folder)
+        model = load_model(folder, kernels, device)
+        geometry, max_length = size_pools(config, model.state_layout(), model.max_length)
+        pools = StatePools(geometry, device, poison=config.poison)
+        self.manager = StateManager(
+            geometry,
+            enable_caching=config.enable_prefix_caching,
+            order_seed=config.schedule.seed if config.poison else None,
+        )
+        self.scheduler = Scheduler(config, self.manager, max_length)
+        self._runner = LocalRunner(model, kernels, pools, device)
+        self._outputs = OutputProcessor(self.tokenizer)
+        self._totals = {"generation_tokens": 0, "failed_steps": 0}
+        profile = numerics_profile(config, kernels)
+        self.info = EngineInfo(
+            model=config.model,
+            max_length=max_length,
+            vocab_size=model.vocab_size,
+            system_fingerprint=fingerprint(folder, profile),
+            profile=profile,
+            memory={
+                "parameters": model.num_parameters,
+                "state_bytes": pools.num_bytes,
+                "checkpoints": geometry.num_snapshots,
+                "slots": geometry.num_slots,
+                "page_size": geometry.page_size,
+                **{
+                    f"pages_{group.window or 'full'}": count
+                    for group, count in zip(geometry.layout.groups, geometry.num_pages, strict=True)
+                },
+            },
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do."""
+        return self.scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Queue a request. InvalidRequestError names what is wrong with it, and then nothing has changed."""
+        request.params.validate()
+        vocab_size = self.info.vocab_size
+        for param, ids in (("prompt", request.prompt_token_ids), ("stop_token_ids", request.params.stop_token_ids)):
+            for token_id in ids or ():
+                if not 0 <= token_id < vocab_size:
+                    raise InvalidRequestError(f"token id {token_id}: must be 0 .. {vocab_size - 1}", param=param)
+        self.scheduler.add(request)
+        self._outputs.open(request)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request without further output; False if it is not open."""
+        self._outputs.close(request_id)
+        return self.scheduler.finish(request_id, "abort")
+
+    def step(self) -> list[EngineOutput]:
+        """Plan, execute and commit one step. A step that fails ends its own requests with an error, and no others."""
+        plan = self.scheduler.plan()
+        try:
+            output = self._runner.execute(plan)
+        except Exception as error:  # a step is a boundary: its requests end with what went wrong
+            _log.exception("step %d failed (%d rows)", plan.step, len(plan.rows))
+            self._totals["failed_steps"] += 1
+            message = f"step {plan.step} failed: {type(error).__name__}: {error}"
+            return [self._outputs.process(progress) for progress in self.scheduler.fail(message)]
+        return [self._deliver(progress) for progress in self.scheduler.commit(output)]
+
+    def stats(self) -> dict[str, float]:
+        """Gauges and totals: requests, use of every pool from 0 to 1, tokens, cache and audit counters."""
+        manager = self.manager
+        usage = {
+            f"usage_{group.window or 'full'}": pool.num_used / pool.total
+            for group, pool in zip(manager.geometry.layout.groups, manager.pages, strict=True)
+        }
+        return {
+            "num_running": self.scheduler.num_running,
+            "num_waiting": self.scheduler.num_waiting,
+            **usage,
+            "usage_checkpoints": manager.snapshots.num_used / manager.snapshots.total,
+            "evicted_tokens": manager.num_evicted_tokens,
+            **asdict(self.scheduler.counters),
+            **self._totals,
+        }
+
+    def _deliver(self, progress: Progress) -> EngineOutput:
+        output = self._outputs.process(progress)
+        if output.finish_reason is not None and progress.finish_reason is None:
+            self.scheduler.finish(output.request_id, output.finish_reason)
+        self._totals["generation_tokens"] += len(output.token_ids)
+        return output

@@ -1,0 +1,76 @@
+"""Turns tokens into text for every open request and finds stop strings. Knows no scheduler and no device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from samebit.core.request import EngineOutput, FinishReason, Request, TokenLogprobs
+from samebit.engine.detokenizer import IncrementalDetokenizer, StopAutomaton
+from samebit.engine.tokenizer import Tokenizer
+from samebit.scheduler.sequence import Progress
+
+
+@dataclass(slots=True)
+class _OpenRequest:
+    request: Request
+    detokenizer: IncrementalDetokenizer
+
+
+class OutputProcessor:
+    """Owner of the text side of open requests. Text, token ids and logprobs that it reports always end together."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._open: dict[str, _OpenRequest] = {}
+
+    def open(self, request: Request) -> None:
+        """Begin a request."""
+        params = request.params
+        stops = params.stop_strings
+        detokenizer = IncrementalDetokenizer(
+            self._tokenizer,
+            stop=StopAutomaton(stops) if stops else None,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            min_tokens=params.min_tokens,
+        )
+        self._open[request.request_id] = _OpenRequest(request, detokenizer)
+
+    def close(self, request_id: str) -> None:
+        """Forget a request that ends without further output."""
+        self._open.pop(request_id, None)
+
+    def process(self, progress: Progress) -> EngineOutput:
+        """The output of one step for one request. A `finish_reason` that `progress` lacks means: a stop string ended it."""
+        entry = self._open[progress.request_id]
+        detokenizer, params = entry.detokenizer, entry.request.params
+        text = ""
+        tokens: list[TokenLogprobs] = []
+        reason: FinishReason | None = progress.finish_reason
+        stop: str | int | None = progress.stop_token_id
+        for position, token in enumerate(progress.tokens):
+            tokens.append(token)
+            is_stop_token = stop is not None and position == len(progress.tokens) - 1
+            if is_stop_token and not params.include_stop_str_in_output:
+                continue
+            text += detokenizer.push(token.token_id)
+            if detokenizer.match is not None:
+                break
+        if reason is not None:
+            text += detokenizer.finish()
+        if detokenizer.match is not None:
+            reason, stop = "stop", detokenizer.match.stop_string
+        if reason is not None:
+            self.close(progress.request_id)
+        return EngineOutput(
+            request_id=progress.request_id,
+            text=text,
+            token_ids=[token.token_id for token in tokens],
+            logprobs=tokens if params.logprobs is not None else [],
+            prompt_logprobs=progress.prompt,
+            finish_reason=reason,
+            stop_reason=stop,
+            error=progress.error,
+            num_cached_tokens=progress.num_cached_tokens,
+            num_preemptions=progress.num_preemptions,
+        )

@@ -1,0 +1,83 @@
+"""How large the pools are: from explicit counts, or from a memory budget. Plain arithmetic."""
+
+from __future__ import annotations
+
+import logging
+
+from samebit.core.config import EngineConfig
+from samebit.core.errors import ConfigError
+from samebit.state.layout import PageGroup, StateGeometry, StateLayout
+
+_log = logging.getLogger(__name__)
+
+_ELEMENT_BYTES = 4
+_MAX_CHECKPOINTS = 1024
+
+
+def size_pools(config: EngineConfig, layout: StateLayout, model_max_length: int) -> tuple[StateGeometry, int]:
+    """The geometry of all pools, and the most tokens that one request can have.
+
+    Raises ConfigError naming the setting that does not fit.
+    """
+    if config.max_model_len is not None and config.max_model_len > model_max_length:
+        raise ConfigError(f"max_model_len={config.max_model_len}: the model's limit is {model_max_length}")
+    length = config.max_model_len or model_max_length
+    num_checkpoints = config.num_checkpoints or _affordable_checkpoints(config, layout)
+    num_pages = tuple(_num_pages(config, layout, group, length, num_checkpoints) for group in layout.groups)
+    for group, count in zip(layout.groups, num_pages, strict=True):
+        capacity = count * config.page_size
+        if group.window is None and capacity < length:
+            if config.max_model_len is not None:
+                raise ConfigError(f"max_model_len={length}: {count} pages hold only {capacity} tokens")
+            _log.warning("requests are limited to %d tokens: %d pages of %d", capacity, count, config.page_size)
+            length = capacity
+        if group.window is not None and count < (least := _window_pages(group, config.page_size) + 1):
+            raise ConfigError(f"num_window_pages={count}: one request needs {least} with a window of {group.window}")
+    geometry = StateGeometry(
+        layout=layout,
+        page_size=config.page_size,
+        num_slots=config.max_num_seqs,
+        num_snapshots=num_checkpoints,
+        num_pages=num_pages,
+        max_length=length,
+    )
+    return geometry, length
+
+
+def _page_bytes(group: PageGroup, page_size: int) -> int:
+    return sum(2 * layer.num_kv_heads * layer.head_dim for layer in group.layers) * page_size * _ELEMENT_BYTES
+
+
+def _window_pages(group: PageGroup, page_size: int) -> int:
+    """Most pages that a window touches, wherever it begins."""
+    assert group.window is not None, "only window groups have a window"
+    return -(-(group.window - 1) // page_size) + 1
+
+
+def _live_window_pages(config: EngineConfig, group: PageGroup) -> int:
+    """Pages that all running sequences can need in a step at once."""
+    per_sequence = _window_pages(group, config.page_size) + 1
+    return config.max_num_seqs * per_sequence + -(-config.max_num_batched_tokens // config.page_size)
+
+
+def _affordable_checkpoints(config: EngineConfig, layout: StateLayout) -> int:
+    """Checkpoints that fit half of the budget together with their windows; at least one a running sequence."""
+    windows = [group for group in layout.groups if group.window is not None]
+    row_bytes = sum(stream.width for stream in layout.streams) * _ELEMENT_BYTES
+    each = layout.history * row_bytes
+    each += sum(_window_pages(group, config.page_size) * _page_bytes(group, config.page_size) for group in windows)
+    return max(config.max_num_seqs, min(_MAX_CHECKPOINTS, config.cache_bytes // 2 // max(each, 1)))
+
+
+def _num_pages(
+    config: EngineConfig, layout: StateLayout, group: PageGroup, length: int, num_checkpoints: int
+) -> int:
+    per_sequence = -(-length // config.page_size)
+    if group.window is not None:
+        wanted = _live_window_pages(config, group) + num_checkpoints * _window_pages(group, config.page_size)
+        return config.num_window_pages or wanted
+    if config.num_pages is not None:
+        return config.num_pages
+    affordable = config.cache_bytes // 2 // _page_bytes(group, config.page_size)
+    # Twice what running sequences can use leaves as much for the prefix cache; more than that is seldom touched.
+    return max(2, min(affordable, 2 * config.max_num_seqs * per_sequence))
