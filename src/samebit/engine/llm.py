@@ -1,0 +1,245 @@
+"""`LLM`: the engine in this process, with the names of vLLM's offline API. Imports no server package."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from samebit.core.config import EngineConfig
+from samebit.core.errors import ConfigError, InvalidRequestError, StepError
+from samebit.core.request import (
+    CompletionOutput,
+    EngineInfo,
+    EngineOutput,
+    Logprob,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+)
+from samebit.engine.chat_template import load_chat_template
+from samebit.engine.engine import Engine
+from samebit.engine.model_source import read_generation_defaults, resolve_model
+from samebit.engine.progress import TokenProgress
+
+Prompt = str | list[int]
+Message = dict[str, Any]  # Any: the JSON of a chat message
+
+
+class LLM:
+    """A model, ready to generate.
+
+    `model` is "nano" (bundled), a folder, or a hub id; every other setting is a field of `EngineConfig` by name.
+    Requests without a seed get one from a stream that begins with `seed`, so a program run twice gives the same output.
+
+    Example:
+        >>> from samebit import LLM, SamplingParams
+        >>> llm = LLM("nano")
+        >>> outputs = llm.generate(["def add(a, b):"], SamplingParams(max_tokens=8, temperature=0))
+        >>> len(outputs[0].outputs[0].token_ids)
+        8
+    """
+
+    def __init__(self, model: str | Path = "nano", **settings: Any) -> None:  # Any: checked field by field below
+        try:
+            config = msgspec.convert({"model": str(model), **settings}, EngineConfig)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"engine settings: {error}") from error
+        folder = resolve_model(config.model)
+        self._engine = Engine(config)
+        self._tokenizer = self._engine.tokenizer
+        self._template = load_chat_template(folder, self._tokenizer)
+        self._defaults = read_generation_defaults(folder)
+        self._seeds = random.Random(config.seed)
+        self._num_requests = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        """Model, limits, fingerprint and numerics profile."""
+        return self._engine.info
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """SamplingParams with what the checkpoint's generation config recommends."""
+        given = {name: getattr(self._defaults, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        cache_salt: str = "",
+    ) -> list[RequestOutput]:
+        """Complete each prompt (text, or token ids), all in one batch; outputs are in the order of the prompts.
+
+        `sampling_params` is one for all or one each. `use_tqdm` shows a progress bar. Raises InvalidRequestError for a
+        bad prompt or parameter before anything runs.
+        """
+        items = _as_prompts(prompts)
+        ids = [list(p) if isinstance(p, list) else self._encode(p) for p in items]
+        texts = [None if isinstance(p, list) else p for p in items]
+        return self._run(texts, ids, self._params(sampling_params, len(items)), use_tqdm, cache_salt)
+
+    def chat(
+        self,
+        messages: list[Message] | Sequence[list[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        cache_salt: str = "",
+        chat_template_kwargs: dict[str, Any] | None = None,  # Any: whatever the template knows
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several, with the checkpoint's chat template."""
+        conversations = [messages] if messages and isinstance(messages[0], dict) else list(messages)
+        ids = [self.render_chat(one, **(chat_template_kwargs or {})) for one in conversations]  # type: ignore[arg-type]  # narrowed by the first item
+        return self._run([None] * len(ids), ids, self._params(sampling_params, len(ids)), use_tqdm, cache_salt)
+
+    def render_chat(self, messages: list[Message], **template_kwargs: Any) -> list[int]:  # Any: as in chat
+        """The prompt's token ids for a conversation. Message text never becomes a control token."""
+        if self._template is None:
+            raise InvalidRequestError("this checkpoint has no chat template", param="messages")
+        return self._template.render(messages, **template_kwargs)
+
+    def _encode(self, text: str) -> list[int]:
+        return [*self._tokenizer.bos_ids, *self._tokenizer.encode(text, allow_special=False)]
+
+    def _params(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if given is None or isinstance(given, SamplingParams):
+            params = [given or self.get_default_sampling_params()] * count
+        else:
+            params = list(given)
+        if len(params) != count:
+            raise InvalidRequestError(f"{len(params)} sampling_params for {count} prompts", param="sampling_params")
+        for one in params:
+            one.validate()
+        return params
+
+    def _run(
+        self,
+        texts: list[str | None],
+        ids: list[list[int]],
+        params: list[SamplingParams],
+        use_progress: bool,
+        cache_salt: str,
+    ) -> list[RequestOutput]:
+        groups = [self._requests(prompt, one, cache_salt) for prompt, one in zip(ids, params, strict=True)]
+        collected: dict[str, _Collected] = {}
+        try:
+            for group in groups:
+                for request in group:
+                    self._engine.add(request)
+                    collected[request.request_id] = _Collected()
+            with TokenProgress(len(collected), enabled=use_progress) as progress:
+                while any(not item.is_done for item in collected.values()):
+                    outputs = self._engine.step()
+                    for output in outputs:
+                        collected[output.request_id].add(output)
+                    progress.update(outputs)
+        except BaseException:  # an interrupt or a bad prompt must leave no request behind
+            for request_id in collected:
+                self._engine.abort(request_id)
+            raise
+        return [
+            _request_output(text, group, [collected[request.request_id] for request in group])
+            for text, group in zip(texts, groups, strict=True)
+        ]
+
+    def _requests(self, prompt: list[int], params: SamplingParams, cache_salt: str) -> list[Request]:
+        number, self._num_requests = self._num_requests, self._num_requests + 1
+        seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+        return [
+            Request(
+                request_id=f"{number}-{index}",
+                prompt_token_ids=prompt,
+                params=params,
+                seed=seed,
+                sample_index=index,
+                eos_token_ids=self._defaults.eos_token_ids,
+                cache_salt=cache_salt,
+            )
+            for index in range(params.n)
+        ]
+
+
+class _Collected:
+    """The outputs of one request, put together."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.last: EngineOutput | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.last is not None and self.last.finish_reason is not None
+
+    def add(self, output: EngineOutput) -> None:
+        if output.finish_reason == "error":
+            raise StepError(output.error or "the request failed")
+        self.text += output.text
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs
+        self.prompt_logprobs += output.prompt_logprobs
+        self.last = output
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(item, int) for item in items):
+        return [items]  # type: ignore[list-item]  # checked on the line above
+    for item in items:
+        if not isinstance(item, str | list):
+            raise InvalidRequestError(f"prompt of type {type(item).__name__}: must be text or token ids", param="prompt")
+    return items  # type: ignore[return-value]  # checked in the loop
+
+
+def _request_output(text: str | None, group: list[Request], parts: list[_Collected]) -> RequestOutput:
+    request, first = group[0], parts[0]
+    assert first.last is not None, "every request has finished"
+    return RequestOutput(
+        request_id=request.request_id.split("-")[0],
+        prompt=text,
+        prompt_token_ids=request.prompt_token_ids,
+        outputs=[_completion(index, part, request.params) for index, part in enumerate(parts)],
+        prompt_logprobs=_prompt_logprobs(request.params, first),
+        num_cached_tokens=first.last.num_cached_tokens,
+    )
+
+
+def _completion(index: int, part: _Collected, params: SamplingParams) -> CompletionOutput:
+    assert part.last is not None, "every request has finished"
+    assert part.last.finish_reason is not None, "every request has finished"
+    has_logprobs = params.logprobs is not None
+    return CompletionOutput(
+        index=index,
+        text=part.text,
+        token_ids=part.token_ids,
+        cumulative_logprob=sum(item.logprob for item in part.logprobs) if has_logprobs else None,
+        logprobs=[_as_dict(item) for item in part.logprobs] if has_logprobs else None,
+        finish_reason=part.last.finish_reason,
+        stop_reason=part.last.stop_reason,
+    )
+
+
+def _prompt_logprobs(params: SamplingParams, part: _Collected) -> list[dict[int, Logprob] | None] | None:
+    if params.prompt_logprobs is None:
+        return None
+    return [None, *(_as_dict(item) for item in part.prompt_logprobs)]
+
+
+def _as_dict(item: TokenLogprobs) -> dict[int, Logprob]:
+    tops = zip(item.top_ids, item.top_logprobs, strict=True)
+    found = {token: Logprob(logprob, rank) for rank, (token, logprob) in enumerate(tops, start=1)}
+    found.setdefault(item.token_id, Logprob(item.logprob, item.rank))
+    return found
