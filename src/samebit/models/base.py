@@ -62,7 +62,5 @@ def load_model(path: Path, kernels: KernelSet, device: torch.device) -> CausalLM
     model_type = read_json(path / "config.json").get("model_type")
     if not isinstance(model_type, str) or model_type not in _LOADERS:
         known = ", ".join(sorted(_LOADERS))
-        raise CheckpointError(
-            f"{path / 'config.json'}: model_type={model_type!r} is not one of {known}"
-        )
+        raise CheckpointError(f"{path / 'config.json'}: model_type={model_type!r} is not one of {known}")
     return _LOADERS[model_type](path, kernels, device)

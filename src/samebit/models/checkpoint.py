@@ -80,9 +80,7 @@ class Checkpoint:
         stored = self._file_of[name].get_slice(name)
         shape, dtype = tuple(stored.get_shape()), str(stored.get_dtype())
         if dtype not in DTYPES:
-            raise CheckpointError(
-                f"tensor {name!r} has dtype {dtype}, expected one of {', '.join(DTYPES)}"
-            )
+            raise CheckpointError(f"tensor {name!r} has dtype {dtype}, expected one of {', '.join(DTYPES)}")
         if shape not in shapes:
             expected = " or ".join(str(list(s)) for s in shapes)
             raise CheckpointError(f"tensor {name!r} has shape {list(shape)}, expected {expected}")
@@ -97,19 +95,13 @@ class Checkpoint:
         try:
             handle = self._files.enter_context(safe_open(path, framework="pt"))
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{path}: is not a complete safetensors file ({error})"
-            ) from error
+            raise CheckpointError(f"{path}: is not a complete safetensors file ({error})") from error
         return dict.fromkeys(handle.keys(), handle)
 
     def _open_shards(self, folder: Path) -> None:
         listed = read_json(folder / INDEX_FILE).get("weight_map")
-        if not isinstance(listed, dict) or not all(
-            isinstance(file, str) for file in listed.values()
-        ):
-            raise CheckpointError(
-                f"{folder / INDEX_FILE}: weight_map must map tensor names to file names"
-            )
+        if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
+            raise CheckpointError(f"{folder / INDEX_FILE}: weight_map must map tensor names to file names")
         for file in sorted(set(listed.values())):
             if Path(file).name != file:
                 raise CheckpointError(f"{folder / INDEX_FILE}: {file!r} is not a plain file name")
@@ -118,11 +110,7 @@ class Checkpoint:
             held = self._open(folder / file)
             wanted = {name for name, where in listed.items() if where == file}
             for name in sorted(wanted - held.keys()):
-                raise CheckpointError(
-                    f"{INDEX_FILE} puts tensor {name!r} in {file}, which lacks it"
-                )
+                raise CheckpointError(f"{INDEX_FILE} puts tensor {name!r} in {file}, which lacks it")
             for name in sorted(held.keys() - wanted):
-                raise CheckpointError(
-                    f"{file} holds tensor {name!r}, which {INDEX_FILE} does not put there"
-                )
+                raise CheckpointError(f"{file} holds tensor {name!r}, which {INDEX_FILE} does not put there")
             self._file_of |= held

@@ -77,13 +77,9 @@ class InklingModel:
         x = self._parts.embed_norm(self._parts.embedding(index.token_ids))
         tau = self._tau[index.positions]
         no_scaling = torch.ones_like(tau)
-        for i, (layer, is_window) in enumerate(
-            zip(self._parts.layers, self._is_window, strict=True)
-        ):
+        for i, (layer, is_window) in enumerate(zip(self._parts.layers, self._is_window, strict=True)):
             group, place = self._places[i]
-            k_rows, v_rows, attn_rows, mlp_rows = pools.conv[
-                len(_STREAMS) * i : len(_STREAMS) * (i + 1)
-            ]
+            k_rows, v_rows, attn_rows, mlp_rows = pools.conv[len(_STREAMS) * i : len(_STREAMS) * (i + 1)]
             state = AttentionState(
                 pools.kv[group][place],
                 k_rows,
@@ -94,9 +90,7 @@ class InklingModel:
             )
             attended = layer.attention(layer.attn_norm(x), no_scaling if is_window else tau, state)
             x = layer.attn_conv(attended, attn_rows, index.conv, x)
-            x = layer.mlp_conv(
-                layer.mlp(layer.mlp_norm(x), index.num_tokens), mlp_rows, index.conv, x
-            )
+            x = layer.mlp_conv(layer.mlp(layer.mlp_norm(x), index.num_tokens), mlp_rows, index.conv, x)
         return self._parts.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -119,10 +113,7 @@ def state_layout(config: InklingConfig) -> StateLayout:
     for i, is_window in enumerate(config.is_window):
         kv = window if is_window else full
         widths = (kv.num_kv_heads * kv.head_dim,) * 2 + (config.hidden_size,) * 2
-        streams += [
-            ConvStream(f"layers.{i}.{name}", width)
-            for name, width in zip(_STREAMS, widths, strict=True)
-        ]
+        streams += [ConvStream(f"layers.{i}.{name}", width) for name, width in zip(_STREAMS, widths, strict=True)]
     return StateLayout(groups=groups, streams=tuple(streams), kernel_size=config.sconv_kernel_size)
 
 
@@ -135,15 +126,11 @@ def log_scaling(config: InklingConfig) -> Tensor:
     floor = config.log_scaling_n_floor
     if floor is not None and floor < config.model_max_length:
         scaled = range(floor, config.model_max_length)
-        tau[floor:] = torch.tensor(
-            [1 + config.log_scaling_alpha * math.log((p + 1) / floor) for p in scaled]
-        )
+        tau[floor:] = torch.tensor([1 + config.log_scaling_alpha * math.log((p + 1) / floor) for p in scaled])
     return tau
 
 
 def _places(is_window: Sequence[bool]) -> list[tuple[int, int]]:
     """(page group, place in the group) of each layer."""
     kinds = list(dict.fromkeys(is_window))
-    return [
-        (kinds.index(kind), list(is_window[:i]).count(kind)) for i, kind in enumerate(is_window)
-    ]
+    return [(kinds.index(kind), list(is_window[:i]).count(kind)) for i, kind in enumerate(is_window)]

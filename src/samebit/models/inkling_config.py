@@ -104,16 +104,14 @@ def parse_config(raw: Mapping[str, Any]) -> InklingConfig:  # Any: JSON
             raise CheckpointError(f"{key}={value!r}: only {supported!r} is supported")
     for key in _HARMLESS:
         keys.pop(key, None)
-    num_layers = _integer(keys, "num_hidden_layers")
+    num_layers = _positive(keys, "num_hidden_layers")
     keys["is_window"] = _window_layers(keys, num_layers)
     keys["is_dense"] = _dense_layers(keys, num_layers)
     if keys.get("unpadded_vocab_size") is None:
-        keys["unpadded_vocab_size"] = _integer(keys, "vocab_size")
+        keys["unpadded_vocab_size"] = _positive(keys, "vocab_size")
     for key in keys:
         if key not in InklingConfig.__struct_fields__:
-            raise CheckpointError(
-                f"{key}={keys[key]!r}: unknown key, its effect on the model cannot be told"
-            )
+            raise CheckpointError(f"{key}={keys[key]!r}: unknown key, its effect on the model cannot be told")
     try:
         config = msgspec.convert(keys, InklingConfig)
     except msgspec.ValidationError as error:
@@ -130,19 +128,17 @@ def _one_spelling(text: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in text.items():
         name = plain if key == "intermediate_size" else _OTHER_NAMES.get(key, key)
         if name in keys and keys[name] != value:
-            raise CheckpointError(
-                f"{key}={value!r}: contradicts {keys[name]!r}, given under another name"
-            )
+            raise CheckpointError(f"{key}={value!r}: contradicts {keys[name]!r}, given under another name")
         keys[name] = value
     return keys
 
 
-def _integer(keys: Mapping[str, Any], key: str) -> int:
+def _positive(keys: Mapping[str, Any], key: str) -> int:
     if key not in keys:
         raise CheckpointError(f"{key}: missing")
     value = keys[key]
-    if type(value) is not int:
-        raise CheckpointError(f"{key}={value!r}: must be a whole number")
+    if type(value) is not int or value < 1:
+        raise CheckpointError(f"{key}={value!r}: must be a positive whole number")
     return value
 
 
@@ -152,12 +148,8 @@ def _window_layers(keys: dict[str, Any], num_layers: int) -> tuple[bool, ...]:
     if kinds is not None:
         found.append(_flags("layer_types", kinds, num_layers, WINDOW_LAYER, FULL_LAYER))
     if local is not None:
-        if not isinstance(local, list) or not all(
-            type(i) is int and 0 <= i < num_layers for i in local
-        ):
-            raise CheckpointError(
-                f"local_layer_ids={local!r}: must list layers 0 .. {num_layers - 1}"
-            )
+        if not isinstance(local, list) or not all(type(i) is int and 0 <= i < num_layers for i in local):
+            raise CheckpointError(f"local_layer_ids={local!r}: must list layers 0 .. {num_layers - 1}")
         found.append(tuple(i in local for i in range(num_layers)))
     return _agreed("local_layer_ids", "layer_types", found)
 
@@ -175,11 +167,7 @@ def _dense_layers(keys: dict[str, Any], num_layers: int) -> tuple[bool, ...]:
 
 
 def _flags(key: str, kinds: object, num_layers: int, yes: str, no: str) -> tuple[bool, ...]:
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != num_layers
-        or not all(kind in (yes, no) for kind in kinds)
-    ):
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in (yes, no) for kind in kinds):
         raise CheckpointError(f"{key}={kinds!r}: must list {num_layers} times {yes!r} or {no!r}")
     return tuple(kind == yes for kind in kinds)
 

@@ -93,9 +93,7 @@ class Stored:
 def load_inkling(folder: Path, kernels: KernelSet, device: torch.device) -> InklingModel:
     """The text model in `folder`. Every name, shape and dtype is checked before the first weight is read."""
     if (folder / "hf_quant_config.json").exists():
-        raise CheckpointError(
-            f"{folder / 'hf_quant_config.json'}: quantised checkpoints are not supported"
-        )
+        raise CheckpointError(f"{folder / 'hf_quant_config.json'}: quantised checkpoints are not supported")
     config = parse_config(read_json(folder / "config.json"))
     with Checkpoint(folder) as checkpoint:
         stored = stored_parameters(config, checkpoint.names)
@@ -103,9 +101,7 @@ def load_inkling(folder: Path, kernels: KernelSet, device: torch.device) -> Inkl
             for name in parameter.names:
                 checkpoint.check(name, parameter.shapes)
         _account_for_all(checkpoint.names, stored)
-        return InklingModel(
-            config, _Builder(config, checkpoint, stored, kernels, device).parts(), device
-        )
+        return InklingModel(config, _Builder(config, checkpoint, stored, kernels, device).parts(), device)
 
 
 def stored_parameters(config: InklingConfig, names: set[str]) -> dict[str, Stored]:
@@ -135,9 +131,7 @@ def stored_parameters(config: InklingConfig, names: set[str]) -> dict[str, Store
                 stored[f"{i}.{key}"] = Stored((layer + published,), (shape,), _deinterleaved)
             else:
                 part = (*shape[:-2], shape[-2] // len(others), shape[-1])
-                stored[f"{i}.{key}"] = Stored(
-                    tuple(layer + name for name in others), (part,), _stacked
-                )
+                stored[f"{i}.{key}"] = Stored(tuple(layer + name for name in others), (part,), _stacked)
     return stored
 
 
@@ -146,9 +140,7 @@ def _spelling(names: set[str]) -> tuple[str, bool]:
     for probe, spelling in zip(probes, _SPELLINGS, strict=True):
         if probe in names:
             return spelling
-    raise CheckpointError(
-        f"tensor {probes[0]!r} is missing (and so are {probes[1]!r} and {probes[2]!r})"
-    )
+    raise CheckpointError(f"tensor {probes[0]!r} is missing (and so are {probes[1]!r} and {probes[2]!r})")
 
 
 def _account_for_all(names: set[str], stored: dict[str, Stored]) -> None:

@@ -1,0 +1,149 @@
+"""Cross-entropy of a model on a folder of text, in nats per token, by samebit and (with --reference) by transformers.
+
+    python benchmarks/heldout.py FOLDER --model src/samebit/assets/nano --context 4096 --windows 4 --reference
+
+Files are read in sorted order, each preceded by token 0, into one stream; the stream is cut into windows without overlap,
+and every token of a window but its first is predicted from the ones before it. Knows nothing of serving: one sequence,
+prefilled in chunks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from samebit.core.plan import BatchPlan, PageDelta, PageId, PlanRow, SlotId
+from samebit.indexing import build_index
+from samebit.inputs import Bucket, InputBuffer
+from samebit.kernels.sets import select_kernels
+from samebit.models.base import CausalLM, load_model
+from samebit.state.layout import StateGeometry
+from samebit.state.pools import StatePools
+
+DOCUMENT_START = 0
+CHUNK = 512
+CPU = torch.device("cpu")
+
+
+def main() -> None:
+    """Read the arguments, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--suffix", default=".py", help="which files to read")
+    parser.add_argument("--context", type=int, default=4096, help="tokens a window")
+    parser.add_argument("--windows", type=int, default=4, help="most windows to measure")
+    parser.add_argument("--kernels", choices=("auto", "native", "torch"), default="auto")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--reference", action="store_true", help="measure with transformers too (eager, fp32)")
+    args = parser.parse_args()
+    windows, num_bytes = read_windows(args)
+    model = load_model(args.model, select_kernels(args.kernels, args.threads), CPU)
+    began = time.perf_counter()
+    ours = [mean_loss(forward(model, window), window) for window in windows]
+    spent = time.perf_counter() - began
+    total = sum(ours) / len(ours)
+    print(f"{len(windows)} windows of {args.context} tokens, {num_bytes:.3f} bytes a token")
+    print(f"samebit       {total:.6f} nats/token, {total / math.log(2) / num_bytes:.4f} bits/byte, {spent:.1f} s")
+    if args.reference:
+        reference = load_reference(args.model)
+        with torch.inference_mode():
+            theirs = [mean_loss(reference(torch.tensor([w])).logits[0], w) for w in windows]
+        print(f"transformers  {sum(theirs) / len(theirs):.6f} nats/token")
+        print(f"largest difference of a window {max(abs(a - b) for a, b in zip(ours, theirs, strict=True)):.2e}")
+
+
+def read_windows(args: argparse.Namespace) -> tuple[list[list[int]], float]:
+    """Windows of token ids, spread evenly over the stream, and the stream's bytes per token."""
+    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
+    stream: list[int] = []
+    num_bytes = 0
+    for path in sorted(args.folder.rglob(f"*{args.suffix}")):
+        text = path.read_text(encoding="utf-8").strip("\n") + "\n"
+        stream += [DOCUMENT_START, *tokenizer.encode(text, add_special_tokens=False).ids]
+        num_bytes += len(text.encode())
+    available = len(stream) // args.context
+    if not available:
+        raise SystemExit(f"{args.folder}: {len(stream)} tokens do not fill a window of {args.context}")
+    count = min(args.windows, available)
+    starts = [available * i // count * args.context for i in range(count)]
+    return [stream[start : start + args.context] for start in starts], num_bytes / len(stream)
+
+
+def mean_loss(logits: Tensor, window: list[int]) -> float:
+    """Mean cross-entropy of tokens 1 .. of `window` under `logits` [T, V], accumulated in float64."""
+    targets = torch.tensor(window[1:])
+    return float(torch.nn.functional.cross_entropy(logits[:-1].double(), targets))
+
+
+def forward(model: CausalLM, window: list[int]) -> Tensor:
+    """Logits [T, V] of one sequence, prefilled in chunks."""
+    layout = model.state_layout()
+    geometry = StateGeometry(
+        layout=layout,
+        page_size=16,
+        num_slots=1,
+        num_snapshots=1,
+        num_pages=(-(-len(window) // 16),) * len(layout.groups),
+        max_length=len(window),
+    )
+    pools = StatePools(geometry, CPU)
+    parts = []
+    for step, start in enumerate(range(0, len(window), CHUNK)):
+        tokens = window[start : start + CHUNK]
+        pages = range(-(-start // 16), -(-(start + len(tokens)) // 16))
+        plan = BatchPlan(
+            step=step + 1,
+            rows=[PlanRow("heldout", SlotId(1), 1, start, len(tokens), tokens)],
+            samples=[],
+            entries=[],
+            page_deltas=[
+                PageDelta(group, SlotId(1), page, PageId(page + 1))
+                for group in range(len(layout.groups))
+                for page in pages
+            ],
+        )
+        index = build_index(InputBuffer(Bucket.of(plan), CPU).fill(plan), pools)
+        parts.append(model.logits(model.forward(index, pools)))
+    return torch.cat(parts)
+
+
+def load_reference(folder: Path) -> torch.nn.Module:
+    """transformers' model of the same files, with the smallest towers where the configuration names none."""
+    # Here, because only --reference needs them.
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415
+    from transformers import InklingConfig, InklingForConditionalGeneration, logging  # noqa: PLC0415
+
+    logging.set_verbosity_error()
+    raw = json.loads((folder / "config.json").read_text())
+    raw.setdefault("vision_config", {"num_hidden_layers": 3, "patch_size": 2, "temporal_patch_size": 2})
+    raw.setdefault("audio_config", {"n_mel_bins": 1, "mel_vocab_size": 1})
+    tensors: dict[str, Tensor] = {}
+    for path in folder.glob("*.safetensors"):
+        tensors |= load_file(path)
+    with tempfile.TemporaryDirectory() as copy:
+        # A scale may be stored without a dimension, which transformers does not accept.
+        save_file({name: t if t.dim() else t[None] for name, t in tensors.items()}, f"{copy}/model.safetensors")
+        model, report = InklingForConditionalGeneration.from_pretrained(
+            copy,
+            config=InklingConfig(**raw),
+            dtype=torch.float32,
+            attn_implementation="eager",
+            output_loading_info=True,
+        )
+    missing = {name for name in report["missing_keys"] if "_tower." not in name}
+    if missing or report["unexpected_keys"]:
+        raise SystemExit(f"transformers did not load {missing or report['unexpected_keys']}")
+    return model.eval()
+
+
+if __name__ == "__main__":
+    main()
