@@ -1,5 +1,6 @@
 """Row-pure kernels: tensors in, tensors out. Imports no other part of samebit."""
 
+from samebit.kernels.certify import Failure, certify
 from samebit.kernels.sets import KernelKind, KernelSet, select_kernels, torch_kernels
 from samebit.kernels.values import (
     SINK_PAGE,
@@ -19,12 +20,14 @@ __all__ = [
     "ZERO_ROW",
     "AttnIndex",
     "ConvIndex",
+    "Failure",
     "KernelKind",
     "KernelSet",
     "KvIndex",
     "Packed",
     "PackedExperts",
     "SampleColumns",
+    "certify",
     "select_kernels",
     "torch_kernels",
 ]

@@ -6,8 +6,8 @@ within rounding, not bit for bit; the set is part of the numerics profile. Knows
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Literal
 
@@ -32,19 +32,31 @@ class KernelSet:
     details: Mapping[str, str] = field(repr=False)
     _pack: Callable[[Tensor], Tensor] = field(repr=False)
     _ops: SimpleNamespace = field(repr=False)
+    torch_shapes: frozenset[tuple[int, int]] = frozenset()
 
     def describe(self) -> dict[str, str | int]:
         """What the numerics profile records of this set: the name and what the bits depend on."""
-        return {"kernels": self.name, **self.details}
+        shapes = " ".join(f"{rows}x{columns}" for rows, columns in sorted(self.torch_shapes))
+        return {"kernels": self.name, **self.details, **({"torch_shapes": shapes} if shapes else {})}
+
+    def without(self, shapes: Iterable[tuple[int, int]]) -> "KernelSet":
+        """This set, except that products with weights of these shapes (N, K) are left to the torch set."""
+        return replace(self, torch_shapes=self.torch_shapes | frozenset(shapes))
+
+    def _maker(self, *weights: Tensor) -> tuple[Callable[[Tensor], Tensor], SimpleNamespace]:
+        """Who packs these weights and multiplies by them."""
+        if any((w.shape[-2], w.shape[-1]) in self.torch_shapes for w in weights):
+            return torch_set.pack_linear, operators("torch", torch_set.IMPLEMENTATIONS)
+        return self._pack, self._ops
 
     def pack_linear(self, weight: Tensor) -> Packed:
         """Lay out a weight [N, K] fp32 or bf16 for ``linear``; bf16 stays two bytes an element where the set can."""
-        return Packed(self._pack(weight), weight.shape[0], weight.shape[1])
+        pack, ops = self._maker(weight)
+        return Packed(pack(weight), weight.shape[0], weight.shape[1], ops.linear)
 
     def linear(self, x: Tensor, w: Packed) -> Tensor:
         """``x`` [T, K] times the transposed weight: [T, N]."""
-        out: Tensor = self._ops.linear(x, w.data, w.num_out, self.num_threads)
-        return out
+        return w.product(x, w.data, w.num_out, self.num_threads)
 
     def rms_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
         """``x / sqrt(mean(x^2) + eps) * gain`` over the last of [T, C] (Zhang and Sennrich, 2019)."""
@@ -116,12 +128,12 @@ class KernelSet:
     def pack_experts(self, w13: Tensor, w2: Tensor) -> PackedExperts:
         """Lay out ``w13`` [E, 2I, H] (gate rows, then up rows) and ``w2`` [E, H, I] for ``moe``."""
         experts, doubled, hidden = w13.shape
-        return PackedExperts(self._pack(w13), self._pack(w2), experts, doubled // 2, hidden)
+        pack, ops = self._maker(w13, w2)
+        return PackedExperts(pack(w13), pack(w2), experts, doubled // 2, hidden, ops.moe)
 
     def moe(self, x: Tensor, expert_ids: Tensor, weights: Tensor, num_tokens: Tensor, w: PackedExperts) -> Tensor:
         """Sum over a token's slots, in order, of weight * expert(x), [T, H]; zeros from ``num_tokens`` [1] int32 on."""
-        out: Tensor = self._ops.moe(x, expert_ids, weights, num_tokens, w.w13, w.w2, w.intermediate, self.num_threads)
-        return out
+        return w.product(x, expert_ids, weights, num_tokens, w.w13, w.w2, w.intermediate, self.num_threads)
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         """Rows ``ids`` [T] int32 of ``table`` [V, C] fp32 or bf16, as fp32 [T, C]."""

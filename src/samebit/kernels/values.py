@@ -8,6 +8,7 @@ P pages of a slot, L logit rows. Batch row b owns the tokens ``query_start[b] ..
 axis; tokens from ``query_start[B]`` on are padding and belong to nobody.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -96,19 +97,21 @@ class SampleColumns:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The weight [N, K] of a linear map in the layout of the set that packed it; opaque to everybody else."""
+    """The weight [N, K] of a linear map, laid out for ``product``, the operator that multiplies by it; opaque."""
 
     data: Tensor
     num_out: int
     num_in: int
+    product: Callable[..., Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
-    """The weights of all experts of a layer, shared ones last, in the layout of the set that packed them."""
+    """The weights of all experts of a layer, shared ones last, laid out for the operator ``product``; opaque."""
 
     w13: Tensor
     w2: Tensor
     num_experts: int
     intermediate: int
     hidden: int
+    product: Callable[..., Tensor]

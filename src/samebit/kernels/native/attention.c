@@ -4,6 +4,7 @@
 #include "simd.h"
 
 #define TOKENS 4  // query tokens per tile
+#define HANDOVER_WORK 500000  // below some 40 us, waking a helper costs more than it gives
 
 typedef struct {
   const float *q, *rel, *proj, *tau, *k_pages, *v_pages;
@@ -220,5 +221,5 @@ void attention(const float *q, const float *rel, const float *proj, const float 
   memset(y + live * nh * hd, 0, sizeof(float) * (T - live) * nh * hd);
   attn_t a = {q, rel, proj, tau, k_pages, v_pages, query_start, row_start, row_slots, page_table, y, T, B, nh, nk, hd,
               d_rel, extent, page, table_width, window, (hd + VL - 1) / VL * VL, (float)scale, first_task};
-  pool_run(attention_task, &a, first_task[B], work < 100000 ? 1 : (int)threads);
+  pool_run(attention_task, &a, first_task[B], work < HANDOVER_WORK ? 1 : (int)threads);
 }

@@ -6,6 +6,7 @@
 #define K_BLOCK 256
 #define MAX_ROWS 6
 #define ROW_CHUNK 48
+#define HANDOVER_WORK 1000000  // below some 40 us, waking a helper costs more than it gives
 
 long panel_columns(void) { return PANEL; }
 
@@ -84,7 +85,7 @@ static void linear_task(void *context, long index) {
 void linear(const float *x, const void *w, float *y, long M, long N, long K, long bf16, long threads) {
   linear_t c = {x, w, y, M, N, K, (N + PANEL - 1) / PANEL, 1, (int)bf16};
   long chunks = (M + ROW_CHUNK - 1) / ROW_CHUNK;
-  if (M * N * K < 400000) threads = 1;
+  if (N * K * (M + 3) / 4 < HANDOVER_WORK) threads = 1;  // few rows are bound by reading the weights
   while (c.group < c.panels && chunks * (c.panels / (2 * c.group)) >= 4 * threads) c.group *= 2;
   pool_run(linear_task, &c, chunks * ((c.panels + c.group - 1) / c.group), (int)threads);
 }

@@ -3,6 +3,7 @@
 #include "simd.h"
 
 #define ROW_CHUNK 48
+#define HANDOVER_WORK 1000000  // below some 40 us, waking a helper costs more than it gives
 
 typedef struct {
   const float *x, *weights;
@@ -67,7 +68,7 @@ long moe(const float *x, const int32_t *ids, const float *weights, const int32_t
   long panels13 = (2 * I + PANEL - 1) / PANEL, panels2 = (H + PANEL - 1) / PANEL;
   moe_t c = {x, weights, w13, w2, y, scratch(2, sizeof(float) * (pairs * H + VL)), order, tasks, live, H, I, k,
              panels13 * PANEL * H * bytes, panels2 * PANEL * I * bytes, (int)bf16};
-  if (pairs * H * I * 3 < 400000) threads = 1;
+  if (pairs * H * I < HANDOVER_WORK) threads = 1;
   pool_run(expert_task, &c, count, (int)threads);
   pool_run(combine_task, &c, (live + ROW_CHUNK - 1) / ROW_CHUNK, (int)threads);
   return 0;

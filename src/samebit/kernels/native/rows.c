@@ -2,6 +2,7 @@
 #include "simd.h"
 
 #define ROW_CHUNK 32
+#define HANDOVER_WORK 200000  // below some 40 us, waking a helper costs more than it gives
 #define CHANNEL_CHUNK (4 * VL)
 
 typedef struct { const float *x, *gain; float *y; long T, C; float eps; } norm_t;
@@ -23,7 +24,7 @@ static void norm_task(void *context, long index) {
 }
 void rms_norm(const float *x, const float *gain, float *y, long T, long C, double eps, long threads) {
   norm_t c = {x, gain, y, T, C, (float)eps};
-  pool_run(norm_task, &c, (T + ROW_CHUNK - 1) / ROW_CHUNK, T * C < 100000 ? 1 : (int)threads);
+  pool_run(norm_task, &c, (T + ROW_CHUNK - 1) / ROW_CHUNK, T * C < HANDOVER_WORK ? 1 : (int)threads);
 }
 
 typedef struct { const float *z; float *y; long T, I; } swiglu_t;
@@ -38,7 +39,7 @@ static void swiglu_task(void *context, long index) {
 }
 void swiglu(const float *z, float *y, long T, long I, long threads) {
   swiglu_t c = {z, y, T, I};
-  pool_run(swiglu_task, &c, (T + ROW_CHUNK - 1) / ROW_CHUNK, T * I < 50000 ? 1 : (int)threads);
+  pool_run(swiglu_task, &c, (T + ROW_CHUNK - 1) / ROW_CHUNK, T * I < HANDOVER_WORK ? 1 : (int)threads);
 }
 
 typedef struct {
@@ -96,7 +97,7 @@ void short_conv(const float *x, const float *taps, float *rows, int64_t *tags, c
                 const float *residual, float *y, long T, long C, long K, long B, long E, long threads) {
   conv_t c = {x, taps, residual, rows, y, query_start, read_rows, store_rows, write_rows, entry_sources, entry_dest, T, C, K, B, E};
   long H = K - 1;
-  pool_run(conv_task, &c, (C + CHANNEL_CHUNK - 1) / CHANNEL_CHUNK, T * C * K < 100000 ? 1 : (int)threads);
+  pool_run(conv_task, &c, (C + CHANNEL_CHUNK - 1) / CHANNEL_CHUNK, T * C < HANDOVER_WORK ? 1 : (int)threads);
   int64_t *found = scratch(1, sizeof(int64_t) * ((B + E) * H + 1)), *sources = found + B * H;
   for (long i = 0; i < B * H; i++) found[i] = tags[read_rows[i]];
   for (long i = 0; i < E * H; i++)

@@ -4,6 +4,7 @@
 #include "simd.h"
 
 #define SUM_BLOCK 1024
+#define HANDOVER_WORK 8000  // below some 40 us, waking a helper costs more than it gives
 #define HALF_ORDER 0xffffffffu
 
 typedef struct {
@@ -180,7 +181,7 @@ long sample(const float *logits, const float *temperature, const int32_t *top_k,
             float *logprobs, int32_t *ranks, uint8_t *finite, long L, long V, long threads) {
   for (long i = 0; i < L; i++) if (target[i] >= V) return 1;
   sample_t c = {logits, temperature, top_p, min_p, top_k, sample_index, target, seed, position, ids, ranks, logprobs, finite, V, 0};
-  pool_run(sample_task, &c, L, L * V < 8000 ? 1 : (int)threads);
+  pool_run(sample_task, &c, L, L * V < HANDOVER_WORK ? 1 : (int)threads);
   return 0;
 }
 
@@ -197,5 +198,5 @@ static void top_task(void *context, long row) {
 }
 void top_logprobs(const float *logits, int32_t *ids, float *logprobs, long L, long V, long n, long threads) {
   sample_t c = {.logits = logits, .ids = ids, .logprobs = logprobs, .V = V, .n = n};
-  pool_run(top_task, &c, L, L * V < 8000 ? 1 : (int)threads);
+  pool_run(top_task, &c, L, L * V < HANDOVER_WORK ? 1 : (int)threads);
 }

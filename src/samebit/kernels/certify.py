@@ -1,0 +1,71 @@
+"""Checks at load that a kernel set is row-pure for the shapes a model uses, on this host.
+
+The native products are row-pure by construction; a compiler or a processor that breaks the construction is caught here
+before a request sees it. Knows no model, only (N, K) shapes.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+
+from samebit.kernels.sets import KernelSet
+from samebit.kernels.values import Packed
+
+ROW_COUNTS = (2, 3, 5, 8, 16, 17, 33, 66)
+FEW_ROW_COUNTS = (3, 17)
+MAX_WEIGHTS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """``rows`` rows on ``threads`` threads gave a row of an [N, K] product other bits than that row alone."""
+
+    num_out: int
+    num_in: int
+    rows: int
+    threads: int
+
+
+def certify(
+    kernels: KernelSet,
+    shapes: Iterable[tuple[int, int]],
+    *,
+    dtype: torch.dtype = torch.float32,
+    budget_seconds: float = 0.5,
+) -> list[Failure]:
+    """The failures of ``kernels.linear`` over ``shapes`` of (N, K), at most one for each; empty means certified.
+
+    Row counts, places and thread counts are compared with one-row products. N is cut to keep a weight small: a column's
+    bits do not depend on how many there are. When the time budget is used up, the remaining shapes are checked with few
+    rows. The torch set needs no certificate: its products are exact. Give failing shapes to ``KernelSet.without``.
+    """
+    deadline = time.perf_counter() + budget_seconds
+    generator = torch.Generator().manual_seed(0)
+    failures = []
+    for num_out, num_in in sorted(set(shapes)):
+        columns = max(1, min(num_out, MAX_WEIGHTS // num_in))
+        weight = torch.randn(columns, num_in, generator=generator).to(dtype)
+        counts = ROW_COUNTS if time.perf_counter() < deadline else FEW_ROW_COUNTS
+        x = torch.randn(max(counts), num_in, generator=generator)
+        found = _first_failure(kernels, kernels.pack_linear(weight), x, counts)
+        if found is not None:
+            failures.append(Failure(num_out, num_in, *found))
+    return failures
+
+
+def _first_failure(
+    kernels: KernelSet, packed: Packed, x: torch.Tensor, counts: tuple[int, ...]
+) -> tuple[int, int] | None:
+    """(rows, threads) of the first product that differs from the one-row products."""
+    alone = replace(kernels, num_threads=1)
+    expected = torch.cat([alone.linear(row[None], packed) for row in x])
+    for threads in sorted({1, kernels.num_threads}):
+        threaded = replace(kernels, num_threads=threads)
+        for rows in counts:
+            # From the end as well: the same row at another place.
+            for part in (slice(0, rows), slice(len(x) - rows, len(x))):
+                if not torch.equal(threaded.linear(x[part], packed), expected[part]):
+                    return rows, threads
+    return None
