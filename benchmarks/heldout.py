@@ -15,6 +15,7 @@ import math
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -116,8 +117,8 @@ def forward(model: CausalLM, window: list[int]) -> Tensor:
     return torch.cat(parts)
 
 
-def load_reference(folder: Path) -> torch.nn.Module:
-    """transformers' model of the same files, with the smallest towers where the configuration names none."""
+def load_reference(folder: Path) -> Any:  # Any: from_pretrained has no usable type
+    """The model of the same files in transformers, with the smallest towers where the configuration names none."""
     # Here, because only --reference needs them.
     from safetensors.torch import load_file, save_file  # noqa: PLC0415
     from transformers import InklingConfig, InklingForConditionalGeneration, logging  # noqa: PLC0415
@@ -132,13 +133,15 @@ def load_reference(folder: Path) -> torch.nn.Module:
     with tempfile.TemporaryDirectory() as copy:
         # A scale may be stored without a dimension, which transformers does not accept.
         save_file({name: t if t.dim() else t[None] for name, t in tensors.items()}, f"{copy}/model.safetensors")
-        model, report = InklingForConditionalGeneration.from_pretrained(
+        (Path(copy) / "generation_config.json").write_text("{}")
+        loaded: Any = InklingForConditionalGeneration.from_pretrained(
             copy,
             config=InklingConfig(**raw),
             dtype=torch.float32,
             attn_implementation="eager",
             output_loading_info=True,
         )
+    model, report = loaded
     missing = {name for name in report["missing_keys"] if "_tower." not in name}
     if missing or report["unexpected_keys"]:
         raise SystemExit(f"transformers did not load {missing or report['unexpected_keys']}")
