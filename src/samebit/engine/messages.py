@@ -1,0 +1,105 @@
+"""What the HTTP process and the engine process say to each other, as bytes.
+
+Knows no sockets. Both processes come from one installation, so there is no version to negotiate.
+"""
+
+import msgspec
+
+from samebit.core import errors
+from samebit.core.errors import InvalidRequestError, SamebitError
+from samebit.core.request import EngineInfo, EngineOutput, Request
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Take on a request."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """End requests without further output; unknown ids are fine, they may just have finished."""
+
+    request_ids: list[str]
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """Leave the loop and exit."""
+
+
+class Problem(msgspec.Struct, frozen=True, array_like=True):
+    """An error on its way to the other process: the name of a class in core.errors and its message."""
+
+    kind: str
+    message: str
+    param: str | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded; requests are welcome."""
+
+    info: EngineInfo
+
+
+class Fatal(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot start or cannot go on; the process exits."""
+
+    problem: Problem
+
+
+class Outputs(msgspec.Struct, frozen=True, tag=True):
+    """Everything that one step produced."""
+
+    outputs: list[EngineOutput]
+
+
+class Rejected(msgspec.Struct, frozen=True, tag=True):
+    """A submitted request was not taken on."""
+
+    request_id: str
+    problem: Problem
+
+
+class Stats(msgspec.Struct, frozen=True, tag=True):
+    """Gauges and totals of the engine at one moment."""
+
+    values: dict[str, float]
+
+
+ToEngine = Submit | Abort | Shutdown
+FromEngine = Ready | Fatal | Outputs | Rejected | Stats
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    """The bytes of a message."""
+    return _encoder.encode(message)
+
+
+def decode_to_engine(data: bytes) -> ToEngine:
+    """A message that the engine process received."""
+    return _to_engine.decode(data)
+
+
+def decode_from_engine(data: bytes) -> FromEngine:
+    """A message that the HTTP process received."""
+    return _from_engine.decode(data)
+
+
+def problem_of(error: BaseException) -> Problem:
+    """`error` as a value. An error that is not of our own keeps its class name in the message."""
+    if isinstance(error, InvalidRequestError):
+        return Problem(type(error).__name__, str(error), error.param)
+    if isinstance(error, SamebitError):
+        return Problem(type(error).__name__, str(error))
+    return Problem(SamebitError.__name__, f"{type(error).__name__}: {error}")
+
+
+def error_of(problem: Problem) -> SamebitError:
+    """The error that `problem_of` was given; errors not of our own come back as SamebitError."""
+    kind: type[SamebitError] = getattr(errors, problem.kind)
+    if issubclass(kind, InvalidRequestError):
+        return kind(problem.message, param=problem.param)
+    return kind(problem.message)

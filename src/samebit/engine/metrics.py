@@ -1,0 +1,148 @@
+"""Prometheus metrics of a server, under the names that dashboards for this kind of server know.
+
+Knows numbers and label values. Does not know where they come from; keeps no process-wide registry.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+_FIRST_TOKEN_BUCKETS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10),
+    *(20, 40, 60, 80, 100, 200, 400),
+)
+_NEXT_TOKEN_BUCKETS_S = (
+    *(0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1),
+    *(0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
+)
+_REQUEST_BUCKETS_S = (
+    *(0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 1200),
+)
+
+# Engine totals: its name for them, ours, and what they count.
+_ENGINE_TOTALS = (
+    ("num_preemptions", "num_preemptions", "Requests that were put back into the queue"),
+    ("num_published", "published_checkpoints", "Checkpoints put into the prefix cache"),
+    ("num_refused_checkpoints", "refused_checkpoints", "Checkpoints not published: incomplete"),
+    ("num_damaged_resumes", "damaged_resumes", "Resumes from a checkpoint found damaged"),
+    ("evicted_tokens", "evicted_tokens", "Cached tokens that were evicted"),
+    ("failed_steps", "failed_steps", "Steps that ended their requests with an error"),
+)
+
+
+class ServerMetrics:
+    """Owner of the metrics of one server."""
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._model_name = model_name
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens, cached ones included")
+        self._cached = self._counter("cached_tokens", "Prompt tokens taken from the prefix cache")
+        self._generated = self._counter("generation_tokens", "Tokens generated")
+        self._aborted = self._counter("num_aborted_requests", "Requests ended by their client")
+        self._finished = Counter(
+            "samebit:num_requests",
+            "Requests that ended",
+            ("model_name", "finished_reason"),
+            registry=self.registry,
+        )
+        self._refused = Counter(
+            "samebit:admission_rejections",
+            "Requests refused at the door",
+            ("model_name", "reason"),
+            registry=self.registry,
+        )
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds", "Arrival to first token", _FIRST_TOKEN_BUCKETS_S
+        )
+        self._next_token = self._histogram(
+            "inter_token_latency_seconds", "Time between tokens", _NEXT_TOKEN_BUCKETS_S
+        )
+        self._request = self._histogram(
+            "e2e_request_latency_seconds", "Arrival to last token", _REQUEST_BUCKETS_S
+        )
+        self._engine = _EngineStats(model_name)
+        self.registry.register(self._engine)
+
+    def first_token(self, wait_s: float, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        """A request got its first token `wait_s` after it arrived."""
+        self._first_token.observe(wait_s)
+        self._prompt.inc(num_prompt_tokens)
+        self._cached.inc(num_cached_tokens)
+
+    def next_tokens(self, wait_s: float, count: int) -> None:
+        """A request got `count` tokens, `wait_s` after the one before."""
+        for _ in range(count):
+            self._next_token.observe(wait_s / count)
+
+    def generated(self, count: int) -> None:
+        """`count` tokens were generated."""
+        self._generated.inc(count)
+
+    def finish(self, reason: str, count: int, latency_s: float | None = None) -> None:
+        """`count` requests ended for `reason`, `latency_s` after they arrived."""
+        self._finished.labels(self._model_name, reason).inc(count)
+        if reason == "abort":
+            self._aborted.inc(count)
+        if latency_s is not None:
+            self._request.observe(latency_s)
+
+    def refuse(self, count: int, reason: str = "queue_full") -> None:
+        """`count` requests were turned away before the engine saw them."""
+        self._refused.labels(self._model_name, reason).inc(count)
+
+    def set_engine_stats(self, values: dict[str, float]) -> None:
+        """Take the newest gauges and totals of the engine."""
+        self._engine.values = values
+
+    def render(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        counter = Counter(f"samebit:{name}", text, ("model_name",), registry=self.registry)
+        return counter.labels(self._model_name)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(
+            f"samebit:{name}", text, ("model_name",), registry=self.registry, buckets=buckets
+        )
+        return histogram.labels(self._model_name)
+
+
+class _EngineStats(Collector):
+    """Shows the engine's own numbers, whose totals are kept by the engine."""
+
+    def __init__(self, model_name: str) -> None:
+        self.values: dict[str, float] = {}
+        self._model_name = model_name
+
+    def collect(self) -> Iterator[Metric]:
+        values = self.values
+        yield self._gauge("num_running_reqs", "Running requests", values.get("num_running", 0))
+        yield self._gauge("num_queue_reqs", "Waiting requests", values.get("num_waiting", 0))
+        pools = {
+            name.removeprefix("usage_"): value
+            for name, value in values.items()
+            if name.startswith("usage_")
+        }
+        conv = pools.pop("checkpoints", 0.0)
+        full = pools.pop("full", 0.0)
+        yield self._gauge(
+            "token_usage", "Use of the fullest page pool, 0 to 1", max([full, *pools.values()])
+        )
+        yield self._gauge("full_token_usage", "Use of the full-attention pages, 0 to 1", full)
+        window = max(pools.values(), default=0.0)
+        yield self._gauge("swa_token_usage", "Use of the sliding-window pages, 0 to 1", window)
+        yield self._gauge("conv_usage", "Use of the convolution checkpoints, 0 to 1", conv)
+        for key, name, text in _ENGINE_TOTALS:
+            family = CounterMetricFamily(f"samebit:{name}", text, labels=("model_name",))
+            family.add_metric((self._model_name,), values.get(key, 0))
+            yield family
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"samebit:{name}", text, labels=("model_name",))
+        family.add_metric((self._model_name,), value)
+        return family

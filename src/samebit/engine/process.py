@@ -1,0 +1,142 @@
+"""The engine process: receives requests, drives an engine step by step, sends outputs.
+
+Knows ZeroMQ and the engine's five methods. Does not know HTTP, text or scheduling, and loads torch
+only when it is asked to build an engine. Started by engine/launch.py.
+"""
+
+import importlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from samebit.core.config import EngineConfig
+from samebit.core.errors import InvalidRequestError
+from samebit.core.request import Request
+from samebit.engine.messages import (
+    Abort,
+    Fatal,
+    FromEngine,
+    Outputs,
+    Ready,
+    Rejected,
+    Shutdown,
+    Stats,
+    Submit,
+    decode_to_engine,
+    encode,
+    problem_of,
+)
+
+if TYPE_CHECKING:
+    from samebit.engine.engine import Engine
+
+STATS_INTERVAL_S = 0.5
+_IDLE_WAIT_MS = 500
+_LINGER_MS = 2000
+
+_log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one engine until it is told to stop or its parent is gone. Returns the exit status.
+
+    Arguments: the parent's socket address, the parent's process id, the log level, the engine's
+    class as `module:name`, and an EngineConfig as JSON.
+    """
+    address, parent, log_level, class_path, settings = arguments
+    logging.basicConfig(level=log_level.upper(), format="%(levelname)s: %(name)s: %(message)s")
+    context = zmq.Context()
+    socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+    # No high-water mark: the HTTP process always reads, and a step must never wait for it.
+    socket.set(zmq.SNDHWM, 0)
+    socket.set(zmq.RCVHWM, 0)
+    socket.set(zmq.LINGER, _LINGER_MS)
+    socket.connect(address)
+    try:
+        module, _, name = class_path.partition(":")
+        build = getattr(importlib.import_module(module), name)
+        engine: Engine = build(msgspec.json.decode(settings, type=EngineConfig))
+        socket.send(encode(Ready(engine.info)))
+        EngineLoop(engine, socket, lambda: os.getppid() == int(parent)).run()
+    except Exception as error:  # the process ends here, whatever it was
+        _log.debug("engine process", exc_info=True)
+        socket.send(encode(Fatal(problem_of(error))))
+        return 1
+    finally:
+        socket.close()
+        context.term()
+    return 0
+
+
+class EngineLoop:
+    """Owner of an engine and its end of the socket. `has_parent` says whether anyone still listens."""
+
+    def __init__(
+        self, engine: "Engine", socket: "zmq.Socket[bytes]", has_parent: Callable[[], bool]
+    ) -> None:
+        self._engine = engine
+        self._socket = socket
+        self._has_parent = has_parent
+        self._is_stopped = False
+        self._reported_s = 0.0
+        self._was_working = True
+
+    def run(self) -> None:
+        """Serve until Shutdown or until the parent is gone. An error of the engine itself passes through."""
+        while not self._is_stopped:
+            self._receive(0 if self._engine.has_work else _IDLE_WAIT_MS)
+            if self._engine.has_work:
+                outputs = self._engine.step()
+                if outputs:
+                    self._send(Outputs(outputs))
+            self._report()
+
+    def _receive(self, wait_ms: int) -> None:
+        """Handle all messages that are there; wait at most `wait_ms` for the first."""
+        if wait_ms and not self._socket.poll(wait_ms):
+            return
+        while not self._is_stopped:
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            match decode_to_engine(data):
+                case Submit(request):
+                    self._add(request)
+                case Abort(request_ids):
+                    for request_id in request_ids:
+                        self._engine.abort(request_id)
+                case Shutdown():
+                    self._is_stopped = True
+
+    def _add(self, request: Request) -> None:
+        try:
+            self._engine.add(request)
+        except InvalidRequestError as error:
+            self._send(Rejected(request.request_id, problem_of(error)))
+        except Exception as error:  # one request that cannot be taken on leaves the others alone
+            _log.exception("request %s could not be added", request.request_id)
+            self._engine.abort(request.request_id)
+            self._send(Rejected(request.request_id, problem_of(error)))
+
+    def _report(self) -> None:
+        """Send stats at intervals while working, and once when the work has run out."""
+        now = time.monotonic()
+        is_working = self._engine.has_work
+        if now - self._reported_s >= STATS_INTERVAL_S or is_working != self._was_working:
+            self._reported_s, self._was_working = now, is_working
+            self._send(Stats(self._engine.stats()))
+            self._is_stopped |= not self._has_parent()
+
+    def _send(self, message: FromEngine) -> None:
+        self._socket.send(encode(message))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
