@@ -13,7 +13,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16_384
-MAX_STOP_CHARS = 1_000_000
+MAX_STOP_CHARS = 65_536
 SEED_LIMIT = 2**63
 
 
