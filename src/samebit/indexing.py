@@ -58,9 +58,7 @@ def build_index(inputs: StaticInputs, pools: StatePools) -> StepIndex:
     continues = inputs.row_continues != 0
     start = torch.where(continues, tables.length[slot], inputs.row_start)
     tokens = _tokens(inputs, slot, start)
-    token_ids = torch.where(
-        continues[tokens.row] & tokens.live, tables.next_token[tokens.slot], inputs.token_ids
-    )
+    token_ids = torch.where(continues[tokens.row] & tokens.live, tables.next_token[tokens.slot], inputs.token_ids)
     conv = _conv_index(inputs, pools, tokens, slot, start)
     kv = tuple(_kv_index(g, inputs, pools, tokens) for g in range(len(geometry.layout.groups)))
     attn = tuple(
@@ -164,9 +162,7 @@ def _history_rows(
     return rows, tags
 
 
-def _conv_index(
-    inputs: StaticInputs, pools: StatePools, tokens: _Tokens, slot: Tensor, start: Tensor
-) -> ConvIndex:
+def _conv_index(inputs: StaticInputs, pools: StatePools, tokens: _Tokens, slot: Tensor, start: Tensor) -> ConvIndex:
     geometry = pools.geometry
     history = torch.arange(-geometry.layout.history, 0, device=slot.device)
     all_rows = torch.arange(slot.shape[0], device=slot.device)

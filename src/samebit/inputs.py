@@ -7,6 +7,7 @@ never absent. Addresses that depend on lengths are computed from these fields on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -14,6 +15,9 @@ import torch
 from torch import Tensor
 
 from samebit.core.plan import BatchPlan, owner_tag
+
+# Far below any logit, yet finite: an infinity marks a logits row as broken.
+BANNED_LOGIT = -1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +151,7 @@ class InputBuffer:
         bans = [(number, token) for number, sample in enumerate(plan.samples) for token in sample.banned]
         host["ban_samples"][: len(bans)] = [number for number, _ in bans]
         host["ban_tokens"][: len(bans)] = [token for _, token in bans]
-        host["ban_logits"][: len(bans)] = -np.inf
+        host["ban_logits"][: len(bans)] = BANNED_LOGIT
         _put(host, "entry", plan.entries, _ENTRY_FIELDS)
         _put(host, "delta", plan.page_deltas, _DELTA_FIELDS)
         if self._storage is not self._staging:
@@ -187,6 +191,6 @@ _ENTRY_FIELDS = {"rows": "row", "snapshots": "snapshot", "boundaries": "boundary
 _DELTA_FIELDS = {"groups": "group", "slots": "slot", "indices": "index", "pages": "page", "stamps": "stamp"}
 
 
-def _put(host: dict[str, np.ndarray], axis: str, items: list, columns: dict[str, str]) -> None:
+def _put(host: dict[str, np.ndarray], axis: str, items: Sequence[object], columns: dict[str, str]) -> None:
     for suffix, attribute in columns.items():
         host[f"{axis}_{suffix}"][: len(items)] = [getattr(item, attribute) for item in items]

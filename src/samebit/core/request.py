@@ -176,8 +176,11 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine serves and under which numerics. `system_fingerprint` is a hash of the weights and `profile`: two
-    engines with the same fingerprint give the same bits. `memory` holds pool sizes (ids) and bytes."""
+    """What an engine serves and under which numerics.
+
+    `system_fingerprint` is a hash of the weights and `profile`: two engines with the same fingerprint give the same
+    bits. `memory` holds pool sizes (ids) and bytes.
+    """
 
     model: str
     max_length: int

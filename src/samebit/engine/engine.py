@@ -5,19 +5,22 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
 from samebit.core.config import EngineConfig
-from samebit.core.errors import InvalidRequestError
+from samebit.core.errors import ConfigError, InvalidRequestError
 from samebit.core.request import EngineInfo, EngineOutput, Request
 from samebit.engine.model_source import resolve_model
 from samebit.engine.output import OutputProcessor
 from samebit.engine.profile import fingerprint, numerics_profile
 from samebit.engine.sizing import size_pools
 from samebit.engine.tokenizer import Tokenizer
-from samebit.kernels.sets import select_kernels
-from samebit.models.base import load_model
+from samebit.kernels.certify import certify
+from samebit.kernels.native.build import NativeUnavailableError
+from samebit.kernels.sets import KernelSet, select_kernels
+from samebit.models.base import CausalLM, load_model
 from samebit.runner.runner import LocalRunner
 from samebit.scheduler.scheduler import Scheduler
 from samebit.scheduler.sequence import Progress
@@ -37,9 +40,8 @@ class Engine:
         config.validate()
         folder = resolve_model(config.model)
         device = torch.device(config.device)
-        kernels = select_kernels(config.kernels, config.num_threads or os.cpu_count() or 1)
         self.tokenizer = Tokenizer(folder)
-        model = load_model(folder, kernels, device)
+        kernels, model = _load_certified(config, folder, device)
         geometry, max_length = size_pools(config, model.state_layout(), model.max_length)
         pools = StatePools(geometry, device, poison=config.poison)
         self.manager = StateManager(
@@ -97,7 +99,7 @@ class Engine:
         plan = self.scheduler.plan()
         try:
             output = self._runner.execute(plan)
-        except Exception as error:  # a step is a boundary: its requests end with what went wrong
+        except Exception as error:  # noqa: BLE001 - a step is a boundary: its requests end with what went wrong
             _log.exception("step %d failed (%d rows)", plan.step, len(plan.rows))
             self._totals["failed_steps"] += 1
             message = f"step {plan.step} failed: {type(error).__name__}: {error}"
@@ -127,3 +129,19 @@ class Engine:
             self.scheduler.finish(output.request_id, output.finish_reason)
         self._totals["generation_tokens"] += len(output.token_ids)
         return output
+
+
+def _load_certified(config: EngineConfig, folder: Path, device: torch.device) -> tuple[KernelSet, CausalLM]:
+    """The model, and kernels that have just proved row-pure for each of its shapes on this host."""
+    try:
+        kernels = select_kernels(config.kernels, config.num_threads or os.cpu_count() or 1)
+    except NativeUnavailableError as error:
+        raise ConfigError(f"kernels={config.kernels!r}: {error}") from error
+    model = load_model(folder, kernels, device)
+    failures = certify(kernels, model.linear_shapes())
+    if not failures:
+        return kernels, model
+    for failure in failures:
+        _log.warning("%s is not row-pure on this host for %s; using the torch kernels there", kernels.name, failure)
+    kernels = kernels.without((failure.num_out, failure.num_in) for failure in failures)
+    return kernels, load_model(folder, kernels, device)

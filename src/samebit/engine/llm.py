@@ -108,9 +108,7 @@ class LLM:
     def _encode(self, text: str) -> list[int]:
         return [*self._tokenizer.bos_ids, *self._tokenizer.encode(text, allow_special=False)]
 
-    def _params(
-        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
-    ) -> list[SamplingParams]:
+    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):
             params = [given or self.get_default_sampling_params()] * count
         else:
@@ -200,7 +198,9 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return [items]  # type: ignore[list-item]  # checked on the line above
     for item in items:
         if not isinstance(item, str | list):
-            raise InvalidRequestError(f"prompt of type {type(item).__name__}: must be text or token ids", param="prompt")
+            raise InvalidRequestError(
+                f"prompt of type {type(item).__name__}: must be text or token ids", param="prompt"
+            )
     return items  # type: ignore[return-value]  # checked in the loop
 
 

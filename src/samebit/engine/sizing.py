@@ -23,7 +23,7 @@ def size_pools(config: EngineConfig, layout: StateLayout, model_max_length: int)
         raise ConfigError(f"max_model_len={config.max_model_len}: the model's limit is {model_max_length}")
     length = config.max_model_len or model_max_length
     num_checkpoints = config.num_checkpoints or _affordable_checkpoints(config, layout)
-    num_pages = tuple(_num_pages(config, layout, group, length, num_checkpoints) for group in layout.groups)
+    num_pages = tuple(_num_pages(config, group, length, num_checkpoints) for group in layout.groups)
     for group, count in zip(layout.groups, num_pages, strict=True):
         capacity = count * config.page_size
         if group.window is None and capacity < length:
@@ -69,9 +69,7 @@ def _affordable_checkpoints(config: EngineConfig, layout: StateLayout) -> int:
     return max(config.max_num_seqs, min(_MAX_CHECKPOINTS, config.cache_bytes // 2 // max(each, 1)))
 
 
-def _num_pages(
-    config: EngineConfig, layout: StateLayout, group: PageGroup, length: int, num_checkpoints: int
-) -> int:
+def _num_pages(config: EngineConfig, group: PageGroup, length: int, num_checkpoints: int) -> int:
     per_sequence = -(-length // config.page_size)
     if group.window is not None:
         wanted = _live_window_pages(config, group) + num_checkpoints * _window_pages(group, config.page_size)

@@ -119,9 +119,7 @@ class Scheduler:
                 break
             planned.append(row)
         planned += [self._publishing_row(sequence) for sequence in self._publishing]
-        plan = write_plan(
-            self._step, planned, self._manager, self._config.schedule, self._config.checkpoint_interval
-        )
+        plan = write_plan(self._step, planned, self._manager, self._config.schedule, self._config.checkpoint_interval)
         self._in_flight = planned
         self._manager.launch(self._step)
         return plan
@@ -223,9 +221,7 @@ class Scheduler:
 
     def _commit_row(self, number: int, row: PlannedRow, output: StepOutput) -> Progress | None:
         sequence, state = row.sequence, row.state
-        intact = output.rows_intact[number] and (
-            row.resume_entry is None or output.pages_intact[row.resume_entry]
-        )
+        intact = output.rows_intact[number] and (row.resume_entry is None or output.pages_intact[row.resume_entry])
         samples = output.samples[row.first_sample : row.first_sample + len(row.targets)]
         usable = intact and all(sample.is_finite for sample in samples)
         checkpoint = self._manager.unpin(state)
@@ -245,7 +241,8 @@ class Scheduler:
             self.counters.num_damaged_resumes += 1
             if checkpoint is not None and checkpoint.node.checkpoint is checkpoint:
                 self._manager.drop_checkpoint(checkpoint)
-            return self._start_over(sequence)
+            self._start_over(sequence)
+            return None
         if sequence.finish_reason is not None:
             self._end(sequence)
             return None
@@ -256,11 +253,10 @@ class Scheduler:
         return self._take_samples(sequence, row, samples)
 
     def _take_samples(self, sequence: Sequence, row: PlannedRow, samples: list[SampleOutput]) -> Progress | None:
-        scored, drawn = [], []
+        scored: list[TokenLogprobs] = []
+        drawn: list[TokenLogprobs] = []
         for target, sample in zip(row.targets, samples, strict=True):
-            item = TokenLogprobs(
-                sample.token_id, sample.logprob, sample.rank, sample.top_ids, sample.top_logprobs
-            )
+            item = TokenLogprobs(sample.token_id, sample.logprob, sample.rank, sample.top_ids, sample.top_logprobs)
             (drawn if target == DRAW else scored).append(item)
         sequence.num_scored += len(scored)
         sequence.drew_last = bool(drawn)

@@ -198,8 +198,10 @@ class StateManager:
 
     def retire(self, step: int) -> None:
         """Note that every step up to `step` has ended."""
-        for pool in (*self.pages, self.snapshots, self.slots):
-            pool.retire(step)
+        for pages in self.pages:
+            pages.retire(step)
+        self.snapshots.retire(step)
+        self.slots.retire(step)
 
     def take_newly_free(self) -> RetiredIds:
         """Ids that became free since the last call."""
@@ -244,8 +246,10 @@ class StateManager:
 
     def check(self, live: list[SequenceState], pending: list[PendingCheckpoint]) -> None:
         """Assert that every reference is accounted for: live sequences, checkpoints, nodes and pending entries."""
-        for pool in (*self.pages, self.snapshots, self.slots):
-            pool.check()
+        for pages in self.pages:
+            pages.check()
+        self.snapshots.check()
+        self.slots.check()
         expected: list[dict[PageId, int]] = [{} for _ in self.pages]
 
         def count(g: int, page: PageId) -> None:

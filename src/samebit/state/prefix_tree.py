@@ -63,6 +63,11 @@ class Node:
     children: dict[tuple[int, ...], Node] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing at or below this node is worth its page."""
+        return self.checkpoint is None and not self.children
+
     def lineage(self) -> Iterator[Node]:
         """This node and those above it."""
         node: Node | None = self
@@ -136,11 +141,11 @@ class PrefixTree:
         node = checkpoint.node
         node.checkpoint = None
         gone: list[Node] = []
-        while node.parent is not None and node.checkpoint is None and not node.children:
+        while node.parent is not None and node.is_bare:
             del node.parent.children[node.key]
             gone.append(node)
             node = node.parent
-        if node.parent is None and not node.children:
+        if node.parent is None and node.is_bare:
             self._roots = {name: root for name, root in self._roots.items() if root is not node}
         return gone
 
@@ -169,8 +174,8 @@ class PrefixTree:
             node = checkpoint.node.parent
             while node is not None and node.checkpoint is None:
                 node = node.parent
-            if node is not None and node.checkpoint is not None:
+            above = node.checkpoint.snapshot if node and node.checkpoint else None
+            if above is not None:
                 count = below[checkpoint.snapshot] + (checkpoint.kind is CheckpointKind.GRID)
-                above = node.checkpoint.snapshot
                 below[above] = max(below[above], count)
         return below
