@@ -1,0 +1,93 @@
+"""Errors as HTTP answers, always in OpenAI's shape. Knows classes and status codes."""
+
+import http
+from dataclasses import dataclass
+
+import msgspec
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from samebit.core.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    OverloadedError,
+    PromptTooLongError,
+    SamebitError,
+)
+from samebit.server.response_models import ErrorBody, ErrorDetail
+
+_RETRY_AFTER_S = "1"
+_MAX_MESSAGE_CHARS = 1000
+
+
+class HttpError(SamebitError):
+    """A request that fails for a reason of HTTP's own, such as an unknown path or a body that is too large."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+
+class DrainingError(OverloadedError):
+    """The server finishes what it has and takes nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    kind: type[SamebitError]
+    status: int
+    code: str | None
+
+
+# The first rule that fits counts.
+_RULES = (
+    _Rule(PromptTooLongError, 400, "context_length_exceeded"),
+    _Rule(InvalidRequestError, 400, "invalid_value"),
+    _Rule(DrainingError, 503, "shutting_down"),
+    _Rule(OverloadedError, 503, "overloaded"),
+    _Rule(EngineDeadError, 503, "engine_dead"),
+)
+
+
+def error_response(error: Exception) -> Response:
+    """The answer to a request that ended with `error`; of an error not of ours only the fact is told."""
+    status, body = describe(error)
+    headers = {"Retry-After": _RETRY_AFTER_S} if isinstance(error, OverloadedError) else {}
+    if status == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        headers["Connection"] = "close"
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+
+
+def describe(error: Exception) -> tuple[int, ErrorBody]:
+    """Status code and body for `error`."""
+    if isinstance(error, HttpError):
+        return error.status, _body(str(error), error.status, error.param, error.code)
+    for rule in _RULES:
+        if isinstance(error, rule.kind):
+            param = error.param if isinstance(error, InvalidRequestError) else None
+            return rule.status, _body(str(error), rule.status, param, rule.code)
+    if isinstance(error, SamebitError):
+        return 500, _body(str(error), 500, None, "engine_error")
+    return 500, _body("internal error; the log has more", 500, None, "internal_error")
+
+
+def invalid_body(error: ValidationError) -> HttpError:
+    """The first fault that pydantic found, without the value: it may be a prompt."""
+    fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    param = ".".join(map(str, fault["loc"])) or None
+    if fault["type"] == "json_invalid":
+        return HttpError(400, f"the body is not valid JSON: {fault['msg']}", code="invalid_json")
+    text = {
+        "extra_forbidden": "unknown field",
+        "missing": "required field",
+    }.get(fault["type"], fault["msg"])
+    return HttpError(400, f"{param}: {text}" if param else text, param=param, code=fault["type"])
+
+
+def _body(message: str, status: int, param: str | None, code: str | None) -> ErrorBody:
+    # An echoed value may hold half a surrogate pair, which no JSON can carry.
+    message = message[:_MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()
+    kind = "invalid_request_error" if status < http.HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    return ErrorBody(ErrorDetail(message, kind, param, code))

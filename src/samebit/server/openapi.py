@@ -1,0 +1,62 @@
+"""The OpenAPI document of the endpoints, from the models that check and make their bodies. Knows no handler."""
+
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel
+
+from samebit.server import response_models
+from samebit.server.request_models import ChatBody, CompletionBody
+from samebit.server.response_models import ErrorBody
+
+_REF = "#/components/schemas/{name}"
+_REQUEST_MODELS: tuple[type[BaseModel], ...] = (ChatBody, CompletionBody)
+_RESPONSE_MODELS = (
+    response_models.ChatCompletion,
+    response_models.ChatCompletionChunk,
+    response_models.Completion,
+    response_models.ErrorBody,
+    response_models.ModelCard,
+    response_models.ModelList,
+    response_models.ServerInfo,
+    response_models.Status,
+    response_models.Version,
+)
+_ERRORS = {
+    "400": "The request is wrong: `param` names the field",
+    "404": "No such model or path",
+    "413": "The body is too large",
+    "500": "The engine could not complete the request",
+    "503": "Overloaded or shutting down: try again after `Retry-After` seconds",
+}
+_GET_ERRORS = ("404", "500", "503")
+
+
+def operation(answer: type[msgspec.Struct] | None, body: type[BaseModel] | None = None) -> dict[str, Any]:
+    """What the document says of one endpoint. `answer` None: plain text.
+
+    Any, here and below: OpenAPI is JSON.
+    """
+    content = {"text/plain": {"schema": {"type": "string"}}} if answer is None else _content(answer.__name__)
+    if body is not None:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    codes = _ERRORS if body is not None else _GET_ERRORS
+    errors = {code: {"description": _ERRORS[code], "content": _content(ErrorBody.__name__)} for code in codes}
+    described: dict[str, Any] = {"responses": {"200": {"description": "OK", "content": content}, **errors}}
+    if body is not None:
+        described["requestBody"] = {"required": True, "content": _content(body.__name__)}
+    return described
+
+
+def with_schemas(document: dict[str, Any]) -> dict[str, Any]:
+    """`document` with the schemas that its operations refer to."""
+    _, schemas = msgspec.json.schema_components(_RESPONSE_MODELS, ref_template=_REF)
+    for model in _REQUEST_MODELS:
+        schema = model.model_json_schema(ref_template=_REF.replace("{name}", "{model}"))
+        schemas.update(schema.pop("$defs", {}))
+        schemas[model.__name__] = schema
+    return {**document, "components": {"schemas": schemas}}
+
+
+def _content(name: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": _REF.format(name=name)}}}

@@ -1,0 +1,183 @@
+"""The bodies that clients may send, under OpenAI's field names and a few that sglang and vLLM share.
+
+Knows types and which values are supported at all: what is not is refused by name, never ignored. Does not know the
+model, its limits or its tokenizer.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
+
+# Whole numbers travel to the engine in 64 bits.
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
+
+# The only values that are accepted of fields whose work is not done here: those that ask for nothing.
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "audio": (None,),
+    "best_of": (None, 1),
+    "frequency_penalty": (None, 0),
+    "function_call": (None,),
+    "functions": (None, []),
+    "logit_bias": (None, {}),
+    "lora_path": (None, ""),
+    "modalities": (None, ["text"]),
+    "prediction": (None,),
+    "presence_penalty": (None, 0),
+    "priority": (None, 0),
+    "refusal": (None,),
+    "repetition_penalty": (None, 1),
+    "response_format": (None, {"type": "text"}),
+    "service_tier": (None, "auto", "default"),
+    "store": (None, False),
+    "suffix": (None, ""),
+    "tool_choice": (None, "none", "auto"),
+    "tools": (None, []),
+    "web_search_options": (None,),
+}
+
+
+def _described(text: str) -> WrapValidator:
+    """One sentence instead of an error for each member of a union."""
+
+    def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise PydanticCustomError("shape", "must be {text}", {"text": text}) from None
+
+    return WrapValidator(validate)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @field_validator(*NEUTRAL, check_fields=False)
+    @classmethod
+    def _is_neutral(cls, value: object, info: ValidationInfo) -> object:
+        accepted = NEUTRAL[str(info.field_name)]
+        # True == 1 in Python, but not in JSON.
+        if not any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in accepted):
+            choices = " or ".join(repr(item) for item in accepted if item is not None)
+            hint = f"leave it out or send {choices}" if choices else "leave it out"
+            raise PydanticCustomError("unsupported", "not supported; {hint}", {"hint": hint})
+        return value
+
+
+class StreamOptions(_Body):
+    """`include_usage`: a last chunk tells the usage. `continuous_usage_stats`: every chunk does."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+
+class _GenerationBody(_Body):
+    """What both endpoints take. A field that is left out, or null, has the default that its endpoint documents."""
+
+    model: str | None = None
+    n: Whole | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Whole | None = None
+    min_p: float | None = None
+    seed: Whole | None = None
+    max_tokens: Whole | None = None
+    min_tokens: Whole | None = None
+    stop: Annotated[str | list[str] | None, _described("a string or a list of strings")] = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Whole | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = Field(default=None, max_length=1024)
+    return_token_ids: bool | None = None
+
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    best_of: Whole | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    lora_path: str | None = None
+    priority: Whole | None = None
+
+
+class CompletionBody(_GenerationBody):
+    """POST /v1/completions. `max_tokens` is 16 unless given; 0 is allowed with `echo`."""
+
+    prompt: Annotated[
+        str | TokenIds | list[str] | list[TokenIds],
+        _described("a string, a list of token ids, a list of strings or a list of lists of token ids"),
+    ]
+    echo: bool | None = None
+    logprobs: Whole | None = None
+    suffix: str | None = None
+
+
+class TextPart(_Body):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(_Body):
+    """One message; which roles there are is up to the model's chat template."""
+
+    role: str
+    content: Annotated[
+        str | list[TextPart] | None,
+        _described("a string or a list of parts of type 'text'; other kinds of content are not supported"),
+    ] = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None  # Any: JSON that only the template reads
+    refusal: str | None = None
+    audio: dict[str, Any] | None = None  # Any: JSON that is refused unless null
+    function_call: dict[str, Any] | None = None  # Any: as above
+    annotations: list[dict[str, Any]] | None = None  # Any: remarks of an earlier answer, which no template reads
+
+
+class ChatBody(_GenerationBody):
+    """POST /v1/chat/completions. Without a limit on tokens an answer may fill the model's context."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: Whole | None = None
+    logprobs: bool | None = None
+    top_logprobs: Whole | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # Any: whatever the template knows
+    reasoning_effort: Annotated[str | float | None, _described("a name or a number")] = None
+    parallel_tool_calls: bool | None = None
+
+    # Any: JSON that is refused unless it asks for nothing.
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    response_format: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    web_search_options: dict[str, Any] | None = None
+    service_tier: str | None = None
+    store: bool | None = None

@@ -1,0 +1,208 @@
+"""The bodies that the server sends: OpenAI's, with a few fields more. Knows shapes only."""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from samebit.core.config import EngineConfig
+from samebit.core.request import EngineInfo, FinishReason
+from samebit.engine.model_source import GenerationDefaults
+
+# The legacy shape of an alternative list: token text to logprob.
+TopLogprobs = dict[str, float]
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """`cached_tokens` were taken from the prefix cache."""
+
+    cached_tokens: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of a request; a prompt counts once, however many samples are drawn."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """A prompt token's logprob in vLLM's shape."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """Legacy shape. `text_offset`: where in `text` each token begins. A prompt's first token has no logprob."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[TopLogprobs | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample of one prompt, or what it gained."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """`bytes` are the token's; `token` shows a part of a character as U+FFFD."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(TokenLogprob, frozen=True):
+    """A token of the answer and the most likely ones in its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """Logprobs of the answer's tokens."""
+
+    content: list[ChatTokenLogprob]
+
+
+class AnswerMessage(msgspec.Struct, frozen=True):
+    """The model's message."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class MessageDelta(msgspec.Struct, frozen=True):
+    """What the message gained; the first delta has the role."""
+
+    content: str | UnsetType = UNSET
+    role: Literal["assistant"] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What one sample gained."""
+
+    index: int
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+Choice = CompletionChoice | ChatChoice | ChatChunkChoice
+
+
+class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What all answers share. `seed` repeats the answer together with `system_fingerprint`."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    seed: int | UnsetType = UNSET
+    usage: Usage | None | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Completion(_Answer, frozen=True, kw_only=True):
+    """An answer, or a chunk of it, of /v1/completions."""
+
+    choices: list[CompletionChoice]
+
+
+class ChatCompletion(_Answer, frozen=True, kw_only=True):
+    """An answer of /v1/chat/completions."""
+
+    choices: list[ChatChoice]
+
+
+class ChatCompletionChunk(_Answer, frozen=True, kw_only=True):
+    """A chunk of a streamed answer of /v1/chat/completions."""
+
+    choices: list[ChatChunkChoice]
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    """What went wrong; `param` names the field at fault."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """Every error has this body."""
+
+    error: ErrorDetail
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that is served."""
+
+    id: str
+    created: int
+    max_model_len: int
+    object: Literal["model"] = "model"
+    owned_by: str = "samebit"
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """The models that are served."""
+
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class Version(msgspec.Struct, frozen=True):
+    """The installed version."""
+
+    version: str
+
+
+class Status(msgspec.Struct, frozen=True):
+    """`ok`, or why not."""
+
+    status: str
+
+
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is served, under which numerics, with which settings; and the engine's latest gauges and totals."""
+
+    version: str
+    model: str
+    served_model_name: str
+    engine: EngineInfo
+    config: EngineConfig
+    generation_defaults: GenerationDefaults
+    stats: dict[str, float]

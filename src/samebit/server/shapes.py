@@ -1,0 +1,167 @@
+"""What one sample gained, as a choice of the endpoint that asked. Knows both endpoints' shapes, and nothing of sockets."""
+
+from typing import Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from samebit.core.request import EngineOutput
+from samebit.engine.client import merge
+from samebit.engine.tokenizer import Tokenizer
+from samebit.server.logprob_shapes import LegacyLogprobs, chat_logprobs, join, prompt_logprobs
+from samebit.server.response_models import (
+    AnswerMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Choice,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    MessageDelta,
+    PromptLogprobs,
+)
+from samebit.server.translate import Job
+
+
+class Shape(Protocol):
+    """How one endpoint shows its answer. Owned by one job; pieces of a choice must come in order."""
+
+    object: str
+    chunk_object: str
+    answer_type: type[msgspec.Struct]
+    chunk_type: type[msgspec.Struct]
+
+    def opening(self, index: int) -> Choice | None:
+        """What a stream says of a choice before anything is known of it."""
+
+    def piece(self, index: int, output: EngineOutput) -> Choice | None:
+        """What a stream says of one more output; None if that is nothing."""
+
+    def whole(self, index: int, output: EngineOutput) -> Choice:
+        """A choice that is complete."""
+
+
+class ChatShape:
+    """Answers of /v1/chat/completions."""
+
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    answer_type = ChatCompletion
+    chunk_type = ChatCompletionChunk
+
+    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
+        self._job = job
+        self._tokenizer = tokenizer
+
+    def opening(self, index: int) -> ChatChunkChoice:
+        """The role."""
+        return ChatChunkChoice(index=index, delta=MessageDelta(role="assistant", content=""))
+
+    def piece(self, index: int, output: EngineOutput) -> ChatChunkChoice | None:
+        """Text as a delta."""
+        if not _says_something(self._job, output):
+            return None
+        return ChatChunkChoice(
+            index=index,
+            delta=MessageDelta(content=output.text) if output.text else MessageDelta(),
+            logprobs=None if self._job.num_top is None else chat_logprobs(self._tokenizer, output.logprobs),
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop_reason,
+            token_ids=_token_ids(self._job, output),
+        )
+
+    def whole(self, index: int, output: EngineOutput) -> ChatChoice:
+        """The message."""
+        return ChatChoice(
+            index=index,
+            message=AnswerMessage("assistant", output.text),
+            logprobs=None if self._job.num_top is None else chat_logprobs(self._tokenizer, output.logprobs),
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop_reason,
+            token_ids=_token_ids(self._job, output),
+        )
+
+
+class CompletionShape:
+    """Answers of /v1/completions; with `echo` the prompt comes first."""
+
+    object = "text_completion"
+    chunk_object = "text_completion"
+    answer_type = Completion
+    chunk_type = Completion
+
+    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
+        self._job = job
+        self._tokenizer = tokenizer
+        self._held: dict[int, list[EngineOutput]] = {}
+        self._legacy: dict[int, LegacyLogprobs] = {}
+
+    def opening(self, index: int) -> None:
+        """Nothing."""
+
+    def piece(self, index: int, output: EngineOutput) -> CompletionChoice | None:
+        """Text; the prompt, if it is wanted, with the first token."""
+        if index in self._legacy:
+            return self._choice(index, output, is_first=False) if _says_something(self._job, output) else None
+        # The logprobs of a long prompt come in parts, before the first token.
+        held = self._held.setdefault(index, [])
+        held.append(output)
+        if not output.token_ids and output.finish_reason is None:
+            return None
+        return self.whole(index, merge(self._held.pop(index)))
+
+    def whole(self, index: int, output: EngineOutput) -> CompletionChoice:
+        """Prompt, if wanted, and answer."""
+        return self._choice(index, output, is_first=True)
+
+    def _choice(self, index: int, output: EngineOutput, *, is_first: bool) -> CompletionChoice:
+        job, request = self._job, self._job.requests[index]
+        if job.is_scoring:
+            output = msgspec.structs.replace(output, text="", token_ids=[], logprobs=[], finish_reason="length")
+        text = output.text
+        prompt_text = ""
+        if is_first and job.echo:
+            prompt_text = self._tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+            text = prompt_text + text
+        wants_prompt = is_first and job.wants_prompt_logprobs
+        return CompletionChoice(
+            index=index,
+            text=text,
+            logprobs=self._logprobs(index, output, prompt_text, is_first=is_first),
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop_reason,
+            token_ids=_token_ids(job, output),
+            prompt_token_ids=request.prompt_token_ids if is_first and job.wants_token_ids else UNSET,
+            prompt_logprobs=prompt_logprobs(self._tokenizer, output.prompt_logprobs) if wants_prompt else UNSET,
+        )
+
+    def _logprobs(
+        self, index: int, output: EngineOutput, prompt_text: str, *, is_first: bool
+    ) -> CompletionLogprobs | None:
+        request = self._job.requests[index]
+        if is_first:
+            skips = request.params.skip_special_tokens
+            self._legacy[index] = LegacyLogprobs(self._tokenizer, skips_special=skips, offset=len(prompt_text))
+        if self._job.num_top is None:
+            return None
+        answer = self._legacy[index].answer(output.logprobs)
+        if not (is_first and self._job.echo):
+            return answer
+        prompt = LegacyLogprobs(self._tokenizer, skips_special=False)
+        return join(prompt.prompt(request.prompt_token_ids, output.prompt_logprobs), answer)
+
+
+def chat_prompt_logprobs(job: Job, tokenizer: Tokenizer, output: EngineOutput) -> PromptLogprobs | UnsetType:
+    """The logprobs of a chat's prompt, which all its samples share, where they are wanted."""
+    return prompt_logprobs(tokenizer, output.prompt_logprobs) if job.wants_prompt_logprobs else UNSET
+
+
+def _says_something(job: Job, output: EngineOutput) -> bool:
+    has_tokens = bool(output.token_ids) and (job.num_top is not None or job.wants_token_ids)
+    return bool(output.text) or has_tokens or output.finish_reason is not None
+
+
+def _token_ids(job: Job, output: EngineOutput) -> list[int] | UnsetType:
+    return output.token_ids if job.wants_token_ids else UNSET

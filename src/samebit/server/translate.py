@@ -1,0 +1,215 @@
+"""Turns a checked body into engine requests: token ids, sampling parameters, a definite seed.
+
+Knows the model's tokenizer, chat template and recommended settings. Does not know HTTP or the engine process.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from samebit.core.errors import InvalidRequestError
+from samebit.core.request import MAX_LOGPROBS, EngineInfo, Request, SamplingParams
+from samebit.engine.chat_template import load_chat_template
+from samebit.engine.model_source import GenerationDefaults, read_generation_defaults
+from samebit.engine.tokenizer import Tokenizer
+from samebit.server.errors import HttpError
+from samebit.server.request_models import ChatBody, ChatMessage, CompletionBody, StreamOptions
+
+_COMPLETION_MAX_TOKENS = 16
+# Seeds that are drawn here must survive clients whose numbers are doubles.
+_SEED_BITS = 53
+_LARGE_CHARS = 4096
+
+Result = TypeVar("Result")
+Body = ChatBody | CompletionBody
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One HTTP request as the engine's requests, prompt by prompt, the samples of a prompt together.
+
+    A choice's index is its request's place in `requests`. `num_top` is how many alternatives the client wants to see
+    (None: no logprobs). `echo` puts the prompt before the answer. `is_scoring`: only the prompt is wanted, and the one
+    token that the engine has to draw is left out. `wants_prompt_logprobs`: in vLLM's shape, beside those of `echo`.
+    """
+
+    id: str
+    created: int
+    seed: int
+    requests: tuple[Request, ...]
+    num_top: int | None
+    wants_token_ids: bool
+    wants_prompt_logprobs: bool
+    is_stream: bool
+    stream_options: StreamOptions
+    echo: bool = False
+    is_scoring: bool = False
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of each prompt."""
+        return self.requests[0].params.n
+
+
+class Translator:
+    """The text side of one model. Immutable, so threads may share it."""
+
+    def __init__(self, folder: Path, info: EngineInfo, served_name: str) -> None:
+        """Read the tokenizer, template and generation settings of the checkpoint in `folder`."""
+        self.tokenizer = Tokenizer(folder)
+        self.defaults: GenerationDefaults = read_generation_defaults(folder)
+        self.served_name = served_name
+        self._template = load_chat_template(folder, self.tokenizer)
+        self._info = info
+
+    async def chat(self, body: ChatBody) -> Job:
+        """The job of a chat body. Raises InvalidRequestError, or HttpError for an unknown model."""
+        self._check_model(body.model)
+        if body.top_logprobs is not None and not body.logprobs:
+            raise InvalidRequestError("top_logprobs: needs logprobs=true", param="top_logprobs")
+        num_top = (body.top_logprobs or 0) if body.logprobs else None
+        _check_range("top_logprobs", num_top)
+        if body.max_completion_tokens is not None and body.max_tokens not in (None, body.max_completion_tokens):
+            raise InvalidRequestError("max_tokens and max_completion_tokens differ: send one", param="max_tokens")
+        limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        params = self._params(body, limit, num_top, None)
+        size = sum(len(str(message.content)) for message in body.messages)
+        prompt = await _in_thread_if(size > _LARGE_CHARS, lambda: self._render(body))
+        return self._job("chatcmpl", body, [prompt], params, num_top)
+
+    async def complete(self, body: CompletionBody) -> Job:
+        """The job of a completion body. Raises as `chat`."""
+        self._check_model(body.model)
+        _check_range("logprobs", body.logprobs)
+        limit = _COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        is_scoring = bool(body.echo) and limit == 0
+        params = self._params(
+            body, 1 if is_scoring else limit, body.logprobs, body.logprobs if body.echo else None
+        )
+        size = len(body.prompt) if isinstance(body.prompt, str) else sum(map(_num_chars, body.prompt))
+        prompts = await _in_thread_if(size > _LARGE_CHARS, lambda: self._encode_all(body))
+        return self._job("cmpl", body, prompts, params, body.logprobs, echo=bool(body.echo), is_scoring=is_scoring)
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self.served_name:
+            raise HttpError(
+                404,
+                f"model {name!r} does not exist; this server has {self.served_name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def _params(
+        self, body: Body, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    ) -> SamplingParams:
+        """Sampling parameters: what the body says, else what the checkpoint recommends, else the general default."""
+        if body.prompt_logprobs is not None and body.stream:
+            raise InvalidRequestError("prompt_logprobs: not available with stream=true", param="prompt_logprobs")
+        given = {name: getattr(body, name) for name in SamplingParams.__struct_fields__ if hasattr(body, name)}
+        given |= {"max_tokens": max_tokens, "logprobs": logprobs}
+        if prompt_logprobs is not None:
+            given["prompt_logprobs"] = max(prompt_logprobs, body.prompt_logprobs or 0)
+        recommended = {name: getattr(self.defaults, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+        fields: dict[str, Any] = {name: value for name, value in recommended.items() if value is not None}
+        fields |= {name: value for name, value in given.items() if value is not None}
+        fields["max_tokens"] = max_tokens  # None has a meaning here
+        params = SamplingParams(**fields)
+        params.validate()
+        return params
+
+    def _job(
+        self,
+        prefix: str,
+        body: Body,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        num_top: int | None,
+        *,
+        echo: bool = False,
+        is_scoring: bool = False,
+    ) -> Job:
+        if body.stream_options is not None and not body.stream:
+            raise InvalidRequestError("stream_options: needs stream=true", param="stream_options")
+        job_id = f"{prefix}-{secrets.token_hex(12)}"
+        seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
+        requests = [
+            Request(
+                request_id=f"{job_id}-{prompt_index * params.n + sample_index}",
+                prompt_token_ids=prompt,
+                params=params,
+                seed=seed,
+                sample_index=sample_index,
+                eos_token_ids=self.defaults.eos_token_ids,
+                cache_salt=body.cache_salt or "",
+            )
+            for prompt_index, prompt in enumerate(prompts)
+            for sample_index in range(params.n)
+        ]
+        return Job(
+            id=job_id,
+            created=int(time.time()),
+            seed=seed,
+            requests=tuple(requests),
+            num_top=num_top,
+            wants_token_ids=bool(body.return_token_ids),
+            wants_prompt_logprobs=body.prompt_logprobs is not None,
+            is_stream=bool(body.stream),
+            stream_options=body.stream_options or StreamOptions(),
+            echo=echo,
+            is_scoring=is_scoring,
+        )
+
+    def _encode_all(self, body: CompletionBody) -> list[list[int]]:
+        prompt = body.prompt
+        texts = [prompt] if isinstance(prompt, str) else [item for item in prompt if isinstance(item, str)]
+        if texts:
+            return [[*self.tokenizer.bos_ids, *self.tokenizer.encode(text, allow_special=False)] for text in texts]
+        ids = [item for item in prompt if isinstance(item, int)]
+        prompts = [ids] if ids else [item for item in prompt if isinstance(item, list)]
+        if not prompts:
+            raise InvalidRequestError("prompt: is empty; send text or at least one token id", param="prompt")
+        for token_id in (token_id for ids in prompts for token_id in ids):
+            if token_id >= self._info.vocab_size:
+                raise InvalidRequestError(
+                    f"prompt: token id {token_id} must be below {self._info.vocab_size}", param="prompt"
+                )
+        return prompts
+
+    def _render(self, body: ChatBody) -> list[int]:
+        if self._template is None:
+            raise InvalidRequestError(
+                "this model has no chat template; use the completions endpoint", param="messages"
+            )
+        continued = bool(body.continue_final_message)
+        opened = not continued if body.add_generation_prompt is None else body.add_generation_prompt
+        variables = dict(body.chat_template_kwargs or {})
+        if body.reasoning_effort is not None:
+            variables["reasoning_effort"] = body.reasoning_effort
+        return self._template.render(
+            [_plain(message) for message in body.messages],
+            add_generation_prompt=opened,
+            continue_final_message=continued,
+            variables=variables,
+        )
+
+
+def _plain(message: ChatMessage) -> dict[str, Any]:  # Any: JSON, whose shape is the template's business
+    return message.model_dump(exclude_none=True, exclude={"annotations"})
+
+
+def _check_range(name: str, count: int | None) -> None:
+    if count is not None and not 0 <= count <= MAX_LOGPROBS:
+        raise InvalidRequestError(f"{name}={count}: must be between 0 and {MAX_LOGPROBS}", param=name)
+
+
+def _num_chars(item: str | int | list[int]) -> int:
+    return len(item) if isinstance(item, str) else 0
+
+
+async def _in_thread_if(is_large: bool, work: Callable[[], Result]) -> Result:
+    """Other requests go on while a large text is worked on; a small one is not worth the switch."""
+    return await asyncio.to_thread(work) if is_large else work()
