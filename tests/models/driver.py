@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from samebit.core.plan import BatchPlan, PageDelta, PageId, PlanRow, SlotId
-from samebit.indexing import build_index
+from samebit.indexing import StepIndex, build_index
 from samebit.inputs import Bucket, InputBuffer
 from samebit.models.base import CausalLM
 from samebit.state.layout import StateGeometry
@@ -33,16 +33,22 @@ class Sequence:
             max_length=max_length,
         )
         self._model = model
-        self._pools = StatePools(geometry, CPU, poison=True)
+        self.pools = StatePools(geometry, CPU, poison=True)
         self._length = 0
         self._step = 0
 
     def advance(self, token_ids: list[int], pad_tokens: int = 0) -> Tensor:
         """Run one step over the next tokens; the logits after each of them, [len(token_ids), V]."""
-        geometry = self._pools.geometry
+        hidden = self._model.forward(self.next_index(token_ids, pad_tokens), self.pools)
+        return self._model.logits(hidden[: len(token_ids)])
+
+    def next_index(self, token_ids: list[int], pad_tokens: int = 0) -> StepIndex:
+        """Addresses of a step over the next tokens, which count as computed from here on."""
+        geometry = self.pools.geometry
         start, end = self._length, self._length + len(token_ids)
         first, last = -(-start // geometry.page_size), -(-end // geometry.page_size)
         self._step += 1
+        self._length = end
         plan = BatchPlan(
             step=self._step,
             rows=[PlanRow("r", SlotId(1), 1, start, len(token_ids), token_ids)],
@@ -55,10 +61,7 @@ class Sequence:
             ],
             pad_tokens=pad_tokens,
         )
-        index = build_index(InputBuffer(Bucket.of(plan), CPU).fill(plan), self._pools)
-        hidden = self._model.forward(index, self._pools)
-        self._length = end
-        return self._model.logits(hidden[: len(token_ids)])
+        return build_index(InputBuffer(Bucket.of(plan), CPU).fill(plan), self.pools)
 
 
 def chunked_logits(model: CausalLM, token_ids: list[int], chunks: Iterable[int], pad_tokens: int = 0) -> Tensor:

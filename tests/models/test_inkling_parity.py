@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch._subclasses import FakeTensorMode
+from transformers import InklingConfig, InklingForConditionalGeneration
 
+import samebit
 from tests.models import tiny
 from tests.models.driver import Sequence, chunked_logits
 
@@ -155,3 +162,36 @@ def test_the_state_layout_names_groups_by_first_layer_and_four_streams_a_layer(v
     assert [len(group.layers) for group in layout.groups] == [text.layer_types.count(kind) for kind in kinds]
     assert len(layout.streams) == 4 * text.num_hidden_layers
     assert layout.kernel_size == text.conv_kernel_size
+
+
+def test_the_forward_needs_no_value_from_the_device(pristine, load):
+    model = load(pristine)
+    sequence = Sequence(model, 16)
+    index = sequence.next_index(tiny.token_ids(7), pad_tokens=2)
+    # Fake tensors have shapes and no data: a value read back or a shape that depends on data raises.
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        hidden = model.forward(index, sequence.pools)
+        assert model.logits(hidden).shape == (9, 60)
+
+
+def test_the_bundled_model_agrees_with_transformers_beyond_its_window(tmp_path, load):
+    nano = Path(samebit.__file__).parent / "assets" / "nano"
+    source = Path(__file__).read_text()
+    ids = Tokenizer.from_file(str(nano / "tokenizer.json")).encode(source, add_special_tokens=False).ids[:300]
+    raw = json.loads((nano / "config.json").read_text()) | tiny.TOWERS
+    tensors = {}
+    for path in nano.glob("*.safetensors"):
+        # A scale may be stored without a dimension, which transformers does not accept.
+        tensors |= {name: t if t.dim() else t[None] for name, t in load_file(path).items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "generation_config.json").write_text("{}")
+    reference, report = InklingForConditionalGeneration.from_pretrained(
+        tmp_path, config=InklingConfig(**raw), dtype=torch.float32, output_loading_info=True
+    )
+    assert all("_tower." in name for name in report["missing_keys"])
+    expected = expected_logits(reference.eval(), ids)
+    actual = chunked_logits(load(nano), ids, [200, 1, 50])
+    # Its logits are larger than the tiny models', and so is their noise.
+    torch.testing.assert_close(actual, expected, atol=TOLERANCE * float(expected.std()), rtol=0)
+    loss = torch.nn.functional.cross_entropy(actual[:-1], torch.tensor(ids[1:]))
+    assert loss < 3.5

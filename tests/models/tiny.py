@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -82,13 +83,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+TOWERS: dict[str, Any] = {
+    "vision_config": {"num_hidden_layers": 3, "patch_size": 2, "temporal_patch_size": 2},
+    "audio_config": {"n_mel_bins": 4, "mel_vocab_size": 4},
+}
+
+
 def tiny_model(**changes: Any) -> InklingForConditionalGeneration:
     """A random model in fp32 whose logits have a standard deviation of about 1 or more."""
-    config = InklingConfig(
-        text_config=PUBLISHED | changes,
-        vision_config={"num_hidden_layers": 3, "patch_size": 2, "temporal_patch_size": 2},
-        audio_config={"n_mel_bins": 4, "mel_vocab_size": 4},
-    )
+    config = InklingConfig(text_config=PUBLISHED | changes, **copy.deepcopy(TOWERS))
     model = InklingForConditionalGeneration(config).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

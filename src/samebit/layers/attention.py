@@ -81,15 +81,15 @@ class Attention:
         shape = self._shape
         # Kernels take dense rows; the slices are strided unless T is 1.
         q, k, v, r = (part.contiguous() for part in torch.split(self._qkvr(x), shape.widths, dim=1))
-        k = self._k_norm(self._k_conv(k, state.k_rows, state.conv_index))
+        k = self._k_conv(k, state.k_rows, state.conv_index)
         v = self._v_conv(v, state.v_rows, state.conv_index)
-        kv_heads = (-1, shape.num_kv_heads, shape.head_dim)
-        kv = state.kv
-        self._kernels.write_kv(
-            k.view(kv_heads), v.view(kv_heads), kv.k, kv.v, kv.page_tags, state.kv_index
-        )
+        # Each head is normalised by itself, all heads with one gain.
+        k = self._k_norm(k.view(-1, shape.head_dim))
+        q = self._q_norm(q.view(-1, shape.head_dim))
+        kv, kv_heads = state.kv, (-1, shape.num_kv_heads, shape.head_dim)
+        self._kernels.write_kv(k.view(kv_heads), v.view(kv_heads), kv.k, kv.v, kv.page_tags, state.kv_index)
         attended = self._kernels.attention(
-            self._q_norm(q).view(-1, shape.num_heads, shape.head_dim),
+            q.view(-1, shape.num_heads, shape.head_dim),
             r.view(-1, shape.num_heads, shape.d_rel),
             self._rel_proj,
             tau,

@@ -19,7 +19,5 @@ class ShortConv:
         self._kernels = kernels
         self._taps = taps.float().contiguous()
 
-    def __call__(
-        self, x: Tensor, pool: ConvPool, index: ConvIndex, residual: Tensor | None = None
-    ) -> Tensor:
+    def __call__(self, x: Tensor, pool: ConvPool, index: ConvIndex, residual: Tensor | None = None) -> Tensor:
         return self._kernels.short_conv(x, self._taps, pool.rows, pool.row_tags, index, residual)
