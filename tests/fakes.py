@@ -38,7 +38,13 @@ def make_geometry(
         streams=tuple(ConvStream(f"stream{i}", 1) for i in range(streams)),
         kernel_size=kernel_size,
     )
-    settings = {"page_size": 4, "num_slots": 4, "num_snapshots": 16, "num_pages": (60,) * len(windows), "max_length": 64}
+    settings = {
+        "page_size": 4,
+        "num_slots": 4,
+        "num_snapshots": 16,
+        "num_pages": (60,) * len(windows),
+        "max_length": 64,
+    }
     return StateGeometry(layout=layout, **{**settings, **sizes})
 
 
@@ -237,9 +243,7 @@ class FakeRunner:
     ) -> list[list[int]]:
         s, taps = mixer.stream, self.layout.kernel_size
         pool, tags = self.rows[s], self.row_tags[s]
-        inputs = [
-            [pool[place] for place, _ in row.reads] + own for row, own in zip(rows, values, strict=True)
-        ]
+        inputs = [[pool[place] for place, _ in row.reads] + own for row, own in zip(rows, values, strict=True)]
         writes: list[tuple[int, int, int]] = []
         for entry in entries:
             writes += self._entry_writes(s, entry, rows[entry.row], values[entry.row])
@@ -251,9 +255,7 @@ class FakeRunner:
         for place, value, tag in writes:
             assert place not in (ZERO_ROW, SINK_ROW), "a reserved row is written"
             pool[place], tags[place] = value, tag
-        return [
-            [hash((mixer.number, *own[i : i + taps])) for i in range(len(own) - taps + 1)] for own in inputs
-        ]
+        return [[hash((mixer.number, *own[i : i + taps])) for i in range(len(own) - taps + 1)] for own in inputs]
 
     def _entry_writes(
         self, stream: int, entry: CheckpointEntry, row: _Row, values: list[int]
@@ -289,7 +291,9 @@ class FakeRunner:
             low = max(0, row.start - mixer.span + 1) // size if mixer.span else 0
             keys = [value for page in table[low : -(-end // size)] for value in kv[page]]
             firsts = [max(0, p - mixer.span + 1) if mixer.span else 0 for p in range(row.start, end)]
-            spans = [(first - low * size, p + 1 - low * size) for first, p in zip(firsts, range(row.start, end), strict=True)]
+            spans = [
+                (first - low * size, p + 1 - low * size) for first, p in zip(firsts, range(row.start, end), strict=True)
+            ]
             out.append([hash((mixer.number, *keys[first:last])) for first, last in spans])
         return out
 

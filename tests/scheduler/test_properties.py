@@ -45,6 +45,7 @@ settings_of_requests = st.fixed_dictionaries(
         "seed": st.integers(0, 3),
         "salt": st.sampled_from(["", "", "", "tenant"]),
         "temperature": st.sampled_from([0.0, 1.0]),
+        "ignore_eos": st.booleans(),
     },
     optional={
         "prompt_logprobs": st.sampled_from([0, 2]),

@@ -78,14 +78,14 @@ class World:
         request = Request(
             request_id=name,
             prompt_token_ids=prompt,
-            params=SamplingParams(**{"max_tokens": 5, **params}),
+            params=SamplingParams(**{"max_tokens": 5, "ignore_eos": True, **params}),
             seed=seed,
             eos_token_ids=(EOS,),
             cache_salt=salt,
             prompt_logprobs_start=start,
         )
-        watched = Watched(request, answer(self.geometry.layout, request, self.geometry.max_length))
         self.scheduler.add(request)
+        watched = Watched(request, answer(self.geometry.layout, request, self.geometry.max_length))
         self.requests[name] = watched
         self.live.add(name)
         return watched

@@ -239,12 +239,12 @@ class Scheduler:
             return None
         if not intact:
             self.counters.num_damaged_resumes += 1
-            if checkpoint is not None and checkpoint.node.checkpoint is checkpoint:
-                self._manager.drop_checkpoint(checkpoint)
-            self._start_over(sequence)
-            return None
+            if checkpoint is not None:
+                self._manager.drop_damaged(checkpoint)
+            return self._start_over(sequence)
         if sequence.finish_reason is not None:
-            self._end(sequence)
+            # An unusable step has moved the ring on but not the committed length: nothing is left to publish from.
+            (self._end if usable else self._drop)(sequence)
             return None
         if not usable:
             return self._error(sequence, "the model's logits are not finite")
@@ -280,10 +280,13 @@ class Scheduler:
             num_preemptions=sequence.num_preemptions,
         )
 
-    def _start_over(self, sequence: Sequence) -> None:
-        """Compute again from the first token: what was cached, or held in the slot, has proved damaged."""
+    def _start_over(self, sequence: Sequence) -> Progress | None:
+        """Compute again from the first token, once: damage in a run that no cache had a part in would only come back."""
+        if sequence.is_cold and sequence.finish_reason is None:
+            return self._error(sequence, "the device loses state that it has written")
         sequence.is_cold = True
         self._drop(sequence)
+        return None
 
     def _end(self, sequence: Sequence) -> None:
         """A finished sequence leaves the queues; its state is stored if there is any worth it."""

@@ -185,6 +185,16 @@ class StateManager:
         self.snapshots.drop(checkpoint.snapshot, self._last_step)
         self.num_evicted_tokens += len(gone) * self.geometry.page_size
 
+    def drop_damaged(self, checkpoint: Checkpoint) -> None:
+        """Take a damaged checkpoint out with all that share its first page, or nothing if that was done.
+
+        Which page is damaged is not known, and a path that stayed would get the next checkpoint attached to that page.
+        """
+        first_page = [*checkpoint.node.lineage()][-2]
+        for other in self.tree.checkpoints:
+            if any(node is first_page for node in other.node.lineage()):
+                self.drop_checkpoint(other)
+
     def drop_all_checkpoints(self) -> None:
         """Empty the cache, but for checkpoints that a planned step reads."""
         for checkpoint in list(self.tree.eviction_order()):
