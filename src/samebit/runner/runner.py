@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -29,10 +31,11 @@ class LocalRunner:
     @torch.inference_mode()
     def execute(self, plan: BatchPlan) -> StepOutput:
         """Run one step to its end."""
-        self._pools.wipe(plan.retired)
         bucket = Bucket.of(plan)
-        inputs = self._buffer(bucket).fill(plan)
-        return _read_back(plan, run_step(self._model, self._kernels, inputs, self._pools, bucket))
+        with _one_torch_thread():
+            self._pools.wipe(plan.retired)
+            inputs = self._buffer(bucket).fill(plan)
+            return _read_back(plan, run_step(self._model, self._kernels, inputs, self._pools, bucket))
 
     def _buffer(self, bucket: Bucket) -> InputBuffer:
         buffer = self._buffers.pop(bucket, None)
@@ -42,6 +45,17 @@ class LocalRunner:
         if len(self._buffers) > _MAX_BUFFERS:
             self._buffers.popitem(last=False)
         return buffer
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """Kernels have their own threads; torch's would only wait for them, and its small copies gain nothing from more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _read_back(plan: BatchPlan, result: StepTensors) -> StepOutput:
