@@ -57,7 +57,8 @@ class AsyncEngineClient:
         self.stats: dict[str, float] = {}
         self._metrics = metrics
         self._open: dict[str, _OpenRequest] = {}
-        self._info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._info: EngineInfo | None = None
+        self._start_decided = asyncio.Event()
         self._death: asyncio.Future[SamebitError] = asyncio.get_running_loop().create_future()
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
@@ -70,7 +71,8 @@ class AsyncEngineClient:
     @property
     def info(self) -> EngineInfo:
         """What the engine serves. Only after `wait_ready`."""
-        return self._info.result()
+        assert self._info is not None, "the engine is not ready"
+        return self._info
 
     @property
     def num_open(self) -> int:
@@ -84,7 +86,7 @@ class AsyncEngineClient:
 
     async def wait_ready(self) -> EngineInfo:
         """Return when the engine serves; raise what it gave as the reason if it cannot."""
-        await asyncio.wait([self._info, self._death], return_when=asyncio.FIRST_COMPLETED)
+        await self._start_decided.wait()
         if self._death.done():
             raise self._death.result()
         return self.info
@@ -108,16 +110,12 @@ class AsyncEngineClient:
             )
         if len(self._open) + len(requests) > self.max_open:
             self._metrics.refuse(len(requests))
-            raise OverloadedError(
-                f"{len(self._open)} requests are open of at most {self.max_open}; try again later"
-            )
+            raise OverloadedError(f"{len(self._open)} requests are open of at most {self.max_open}; try again later")
         stream = OutputStream(self, [request.request_id for request in requests])
         now = time.monotonic()
         for request in requests:
             assert request.request_id not in self._open, "request ids are never used twice"
-            self._open[request.request_id] = _OpenRequest(
-                stream, now, num_prompt_tokens=len(request.prompt_token_ids)
-            )
+            self._open[request.request_id] = _OpenRequest(stream, now, num_prompt_tokens=len(request.prompt_token_ids))
             self._send(Submit(request))
         return stream
 
@@ -133,6 +131,7 @@ class AsyncEngineClient:
         if self._death.done():
             return
         self._death.set_result(error)
+        self._start_decided.set()
         for entry in self._open.values():
             entry.stream.fail(EngineDeadError(str(error)))
         self._open.clear()
@@ -171,7 +170,8 @@ class AsyncEngineClient:
                 self.stats = values
                 self._metrics.set_engine_stats(values)
             case Ready(info):
-                self._info.set_result(info)
+                self._info = info
+                self._start_decided.set()
             case Fatal(problem):
                 self.fail(error_of(problem))
 
@@ -182,9 +182,7 @@ class AsyncEngineClient:
         if output.token_ids:
             count = len(output.token_ids)
             if entry.last_token_s is None:
-                self._metrics.first_token(
-                    now - entry.arrived_s, entry.num_prompt_tokens, output.num_cached_tokens
-                )
+                self._metrics.first_token(now - entry.arrived_s, entry.num_prompt_tokens, output.num_cached_tokens)
                 count -= 1
             elif count:
                 self._metrics.next_tokens(now - entry.last_token_s, count)
@@ -199,8 +197,8 @@ class AsyncEngineClient:
 class OutputStream:
     """Outputs of a group of requests as they come, until all have finished. One reader.
 
-    What has not been read is kept as one output per request, so a slow reader costs no more memory
-    than its answer. Closing it aborts what has not finished.
+    What has not been read comes as one output per request, so a slow reader holds nobody up and costs
+    no more memory than its answer. Closing it aborts what has not finished.
     """
 
     def __init__(self, client: AsyncEngineClient, request_ids: Sequence[str]) -> None:

@@ -17,9 +17,7 @@ _NEXT_TOKEN_BUCKETS_S = (
     *(0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1),
     *(0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
 )
-_REQUEST_BUCKETS_S = (
-    *(0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 1200),
-)
+_REQUEST_BUCKETS_S = (*(0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 1200),)
 
 # Engine totals: its name for them, ours, and what they count.
 _ENGINE_TOTALS = (
@@ -57,12 +55,8 @@ class ServerMetrics:
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "Arrival to first token", _FIRST_TOKEN_BUCKETS_S
         )
-        self._next_token = self._histogram(
-            "inter_token_latency_seconds", "Time between tokens", _NEXT_TOKEN_BUCKETS_S
-        )
-        self._request = self._histogram(
-            "e2e_request_latency_seconds", "Arrival to last token", _REQUEST_BUCKETS_S
-        )
+        self._next_token = self._histogram("inter_token_latency_seconds", "Time between tokens", _NEXT_TOKEN_BUCKETS_S)
+        self._request = self._histogram("e2e_request_latency_seconds", "Arrival to last token", _REQUEST_BUCKETS_S)
         self._engine = _EngineStats(model_name)
         self.registry.register(self._engine)
 
@@ -106,9 +100,7 @@ class ServerMetrics:
         return counter.labels(self._model_name)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(
-            f"samebit:{name}", text, ("model_name",), registry=self.registry, buckets=buckets
-        )
+        histogram = Histogram(f"samebit:{name}", text, ("model_name",), registry=self.registry, buckets=buckets)
         return histogram.labels(self._model_name)
 
 
@@ -123,16 +115,10 @@ class _EngineStats(Collector):
         values = self.values
         yield self._gauge("num_running_reqs", "Running requests", values.get("num_running", 0))
         yield self._gauge("num_queue_reqs", "Waiting requests", values.get("num_waiting", 0))
-        pools = {
-            name.removeprefix("usage_"): value
-            for name, value in values.items()
-            if name.startswith("usage_")
-        }
+        pools = {name.removeprefix("usage_"): value for name, value in values.items() if name.startswith("usage_")}
         conv = pools.pop("checkpoints", 0.0)
         full = pools.pop("full", 0.0)
-        yield self._gauge(
-            "token_usage", "Use of the fullest page pool, 0 to 1", max([full, *pools.values()])
-        )
+        yield self._gauge("token_usage", "Use of the fullest page pool, 0 to 1", max([full, *pools.values()]))
         yield self._gauge("full_token_usage", "Use of the full-attention pages, 0 to 1", full)
         window = max(pools.values(), default=0.0)
         yield self._gauge("swa_token_usage", "Use of the sliding-window pages, 0 to 1", window)

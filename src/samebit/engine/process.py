@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         engine: Engine = build(msgspec.json.decode(settings, type=EngineConfig))
         socket.send(encode(Ready(engine.info)))
         EngineLoop(engine, socket, lambda: os.getppid() == int(parent)).run()
-    except Exception as error:  # the process ends here, whatever it was
+    except Exception as error:  # noqa: BLE001 - the process ends here, whatever it was
         _log.debug("engine process", exc_info=True)
         socket.send(encode(Fatal(problem_of(error))))
         return 1
@@ -77,9 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 class EngineLoop:
     """Owner of an engine and its end of the socket. `has_parent` says whether anyone still listens."""
 
-    def __init__(
-        self, engine: "Engine", socket: "zmq.Socket[bytes]", has_parent: Callable[[], bool]
-    ) -> None:
+    def __init__(self, engine: "Engine", socket: "zmq.Socket[bytes]", has_parent: Callable[[], bool]) -> None:
         self._engine = engine
         self._socket = socket
         self._has_parent = has_parent
@@ -120,7 +118,7 @@ class EngineLoop:
             self._engine.add(request)
         except InvalidRequestError as error:
             self._send(Rejected(request.request_id, problem_of(error)))
-        except Exception as error:  # one request that cannot be taken on leaves the others alone
+        except Exception as error:  # noqa: BLE001 - one request that cannot be taken on leaves the others alone
             _log.exception("request %s could not be added", request.request_id)
             self._engine.abort(request.request_id)
             self._send(Rejected(request.request_id, problem_of(error)))

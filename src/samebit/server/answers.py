@@ -48,11 +48,9 @@ class Answer:
                 extra["prompt_token_ids"] = self._job.requests[0].prompt_token_ids
             extra["prompt_logprobs"] = chat_prompt_logprobs(self._job, self._tokenizer, merged[0])
         choices = [self._shape.whole(index, output) for index, output in enumerate(merged)]
-        return self._encode(choices, self._shape.answer_type, self._shape.object, **extra)
+        return self._encode(choices, self._shape.answer_type, self._shape.object_name, **extra)
 
-    async def events(
-        self, first: EngineOutput, outputs: AsyncIterator[EngineOutput]
-    ) -> AsyncGenerator[bytes, None]:
+    async def events(self, first: EngineOutput, outputs: AsyncIterator[EngineOutput]) -> AsyncGenerator[bytes, None]:
         """The events of a streamed answer; `first` was taken from `outputs` before. An error is an event and the last."""
         options = self._job.stream_options
         seed: Any = {"seed": self._job.seed}  # Any: as in `whole`
@@ -94,7 +92,7 @@ class Answer:
         options = self._job.stream_options
         if "usage" not in extra and (options.include_usage or options.continuous_usage_stats):
             extra["usage"] = self._usage() if options.continuous_usage_stats else None
-        return _sse(self._encode(choices, self._shape.chunk_type, self._shape.chunk_object, **extra))
+        return _sse(self._encode(choices, self._shape.chunk_type, self._shape.chunk_object_name, **extra))
 
     def _encode(
         self, choices: list[Choice], kind: type[msgspec.Struct], name: str, **extra: Any

@@ -3,9 +3,9 @@
 Knows the engine's client only. Does not know sockets, signals or processes.
 """
 
+import asyncio
 import importlib.metadata
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -40,12 +40,26 @@ from samebit.server.transport import ClientGoneError, EventStream, unless_gone
 _CLIENT_CLOSED_REQUEST = 499
 
 
-@dataclass(slots=True)
 class Traffic:
-    """Requests for answers that are in progress, and whether new ones are taken. Owned by the server's run."""
+    """Counts the requests whose answers are in progress. Owned by the server's run, which decides when to drain."""
 
-    num_open: int = 0
-    is_draining: bool = False
+    def __init__(self) -> None:
+        self.num_open = 0
+        self.is_draining = False
+        self.idle = asyncio.Event()
+        """Set while no answer is in progress."""
+        self.idle.set()
+
+    def open(self) -> None:
+        """An answer begins."""
+        self.num_open += 1
+        self.idle.clear()
+
+    def close(self) -> None:
+        """An answer has ended, one way or another."""
+        self.num_open -= 1
+        if not self.num_open:
+            self.idle.set()
 
 
 class Service:
@@ -144,7 +158,7 @@ class Service:
             fingerprint=self._client.info.system_fingerprint,
         )
         stream = self._client.submit(job.requests)
-        self._traffic.num_open += 1
+        self._traffic.open()
         keeps_open = False
         try:
             if not job.is_stream:
@@ -159,7 +173,7 @@ class Service:
 
     def _end(self, stream: OutputStream) -> None:
         stream.close()
-        self._traffic.num_open -= 1
+        self._traffic.close()
 
 
 def create_app(service: Service) -> FastAPI:

@@ -129,7 +129,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     system_fingerprint: str
     seed: int | UnsetType = UNSET
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 

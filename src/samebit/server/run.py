@@ -9,14 +9,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Awaitable, Generator
 from dataclasses import dataclass
 
 import uvicorn
 import uvloop
 
 from samebit.core.config import EngineConfig
-from samebit.core.errors import ConfigError
+from samebit.core.errors import ConfigError, SamebitError
 from samebit.engine.client import AsyncEngineClient
 from samebit.engine.launch import ENGINE_CLASS, start_engine
 from samebit.engine.metrics import ServerMetrics
@@ -24,13 +24,15 @@ from samebit.engine.model_source import resolve_model
 from samebit.server.app import Service, Traffic, create_app
 from samebit.server.translate import Translator
 
-_POLL_S = 0.02
 _LAST_ANSWERS_S = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """How to serve. `port` 0 takes a free one. `shutdown_timeout_s`: how long open requests may go on after a signal."""
+    """How to serve. `port` 0 takes a free one. `shutdown_timeout_s`: how long open requests may go on after a signal.
+
+    `seed` begins the stream of seeds for requests without one (None: they cannot be foreseen).
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -38,6 +40,7 @@ class ServeOptions:
     shutdown_timeout_s: float = 30.0
     max_queued_requests: int = 512
     max_body_bytes: int = 8 << 20
+    seed: int | None = None
     log_level: str = "warning"
     engine_class: str = ENGINE_CLASS
 
@@ -53,11 +56,19 @@ def serve(config: EngineConfig, options: ServeOptions) -> int:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with signals left to us."""
+    """uvicorn, with signals left to us, and an event for the moment from which connections are taken."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
 
 
 class _Run:
@@ -66,103 +77,114 @@ class _Run:
     def __init__(self, config: EngineConfig, options: ServeOptions) -> None:
         self._config = config
         self._options = options
+        self._name = options.served_model_name or config.model
         self._traffic = Traffic()
         self._is_serving = False
-        self._num_signals = 0
         self._signalled = asyncio.Event()
+        self._signalled_again = asyncio.Event()
 
     async def main(self) -> int:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
         serving = asyncio.create_task(self._serve())
-        signalled = asyncio.create_task(self._signalled.wait())
-        await asyncio.wait([serving, signalled], return_when=asyncio.FIRST_COMPLETED)
-        if not serving.done() and not self._is_serving:
-            serving.cancel()  # still loading: there is nothing to finish
-        signalled.cancel()
+
+        def on_signal() -> None:
+            (self._signalled_again if self._signalled.is_set() else self._signalled).set()
+            self._traffic.is_draining = True
+            if not self._is_serving:
+                serving.cancel()  # still loading: there is nothing to finish
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal)
         try:
             return await serving
         except asyncio.CancelledError:
             return 0
 
-    def _on_signal(self) -> None:
-        self._num_signals += 1
-        self._traffic.is_draining = True
-        self._signalled.set()
-
     async def _serve(self) -> int:
         options, config = self._options, self._config
-        name = options.served_model_name or config.model
-        started = time.monotonic()
+        started_s = time.monotonic()
         folder = resolve_model(config.model)
-        metrics = ServerMetrics(name)
+        metrics = ServerMetrics(self._name)
+        max_open = config.max_num_seqs + options.max_queued_requests
         with _bind(options.host, options.port) as listener:
-            _say(f"loading {config.model} with {config.num_threads or 'all'} threads")
-            limit = config.max_num_seqs + options.max_queued_requests
+            _say(f"loading {config.model}")
             async with start_engine(
-                config, metrics, max_open=limit, log_level=options.log_level, engine_class=options.engine_class
+                config,
+                metrics,
+                max_open=max_open,
+                log_level=options.log_level,
+                engine_class=options.engine_class,
             ) as client:
                 service = Service(
                     client,
-                    Translator(folder, client.info, name),
+                    Translator(folder, client.info, self._name, seed=options.seed),
                     metrics,
                     self._traffic,
                     config,
                     started=int(time.time()),
                     max_body_bytes=options.max_body_bytes,
                 )
-                server = _Server(
-                    uvicorn.Config(
-                        create_app(service),
-                        log_level=options.log_level,
-                        access_log=options.log_level in ("info", "debug"),
-                        lifespan="off",
-                        timeout_graceful_shutdown=_LAST_ANSWERS_S,
-                    )
-                )
-                http = asyncio.create_task(server.serve(sockets=[listener]))
-                try:
-                    while not server.started and not http.done():
-                        await asyncio.sleep(_POLL_S)
+                async with self._http_server(service, listener):
                     self._is_serving = True
-                    _say(f"serving {name} on {_url(listener)} (ready after {time.monotonic() - started:.1f} s)")
+                    wait_s = time.monotonic() - started_s
+                    _say(f"serving {self._name} on {_url(listener)} (ready after {wait_s:.1f} s)")
                     return await self._until_end(client)
-                finally:
-                    server.should_exit = True
-                    await http
+
+    @contextlib.asynccontextmanager
+    async def _http_server(self, service: Service, listener: socket.socket) -> AsyncIterator[None]:
+        log_level = self._options.log_level
+        server = _Server(
+            uvicorn.Config(
+                create_app(service),
+                log_level=log_level,
+                access_log=log_level in ("info", "debug"),
+                lifespan="off",
+                timeout_graceful_shutdown=_LAST_ANSWERS_S,
+            )
+        )
+        http = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            await server.listening.wait()
+            yield
+        finally:
+            server.should_exit = True
+            await http
 
     async def _until_end(self, client: AsyncEngineClient) -> int:
         """Wait for a signal and drain, or for the engine's death; returns the exit status."""
         dead = asyncio.create_task(client.wait_dead())
-        signalled = asyncio.create_task(self._signalled.wait())
-        await asyncio.wait([dead, signalled], return_when=asyncio.FIRST_COMPLETED)
-        signalled.cancel()
-        self._traffic.is_draining = True
-        if not dead.done():
-            await self._drain(client)
-        if dead.done():
+        try:
+            await _first_of(dead, self._signalled.wait())
+            self._traffic.is_draining = True
+            if not dead.done():
+                await self._drain(dead)
+            if not dead.done():
+                return 0
             _say(f"error: {dead.result()}")
-            await self._wait_for_answers(_LAST_ANSWERS_S)
+            # Every open request has its error by now, and needs a moment to tell its client.
+            await _first_of(self._traffic.idle.wait(), asyncio.sleep(_LAST_ANSWERS_S))
             return 1
-        dead.cancel()
-        return 0
+        finally:
+            dead.cancel()
 
-    async def _drain(self, client: AsyncEngineClient) -> None:
+    async def _drain(self, dead: asyncio.Task[SamebitError]) -> None:
         timeout_s = self._options.shutdown_timeout_s
         if self._traffic.num_open:
             _say(f"shutting down; {self._traffic.num_open} open requests have {timeout_s:g} s to finish")
-        await self._wait_for_answers(timeout_s, client)
-        if self._traffic.num_open and not client.is_dead:
+        await _first_of(dead, self._traffic.idle.wait(), self._signalled_again.wait(), asyncio.sleep(timeout_s))
+        if self._traffic.num_open and not dead.done():
             _say(f"ending {self._traffic.num_open} requests that are still open")
 
-    async def _wait_for_answers(self, timeout_s: float, client: AsyncEngineClient | None = None) -> None:
-        """Until all answers are sent, the time is up, a second signal comes, or `client` (if given) has died."""
-        end = time.monotonic() + timeout_s
-        while self._traffic.num_open and self._num_signals < 2 and time.monotonic() < end:
-            if client is not None and client.is_dead:
-                return
-            await asyncio.sleep(_POLL_S)
+
+async def _first_of(*waits: Awaitable[object]) -> None:
+    """Return when one of `waits` has; the others, unless they are tasks of their own, are cancelled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task, wait in zip(tasks, waits, strict=True):
+            if task is not wait:
+                task.cancel()
 
 
 def _bind(host: str, port: int) -> socket.socket:

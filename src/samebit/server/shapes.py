@@ -28,8 +28,8 @@ from samebit.server.translate import Job
 class Shape(Protocol):
     """How one endpoint shows its answer. Owned by one job; pieces of a choice must come in order."""
 
-    object: str
-    chunk_object: str
+    object_name: str
+    chunk_object_name: str
     answer_type: type[msgspec.Struct]
     chunk_type: type[msgspec.Struct]
 
@@ -46,10 +46,10 @@ class Shape(Protocol):
 class ChatShape:
     """Answers of /v1/chat/completions."""
 
-    object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-    answer_type = ChatCompletion
-    chunk_type = ChatCompletionChunk
+    object_name: str = "chat.completion"
+    chunk_object_name: str = "chat.completion.chunk"
+    answer_type: type[msgspec.Struct] = ChatCompletion
+    chunk_type: type[msgspec.Struct] = ChatCompletionChunk
 
     def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
         self._job = job
@@ -87,10 +87,10 @@ class ChatShape:
 class CompletionShape:
     """Answers of /v1/completions; with `echo` the prompt comes first."""
 
-    object = "text_completion"
-    chunk_object = "text_completion"
-    answer_type = Completion
-    chunk_type = Completion
+    object_name: str = "text_completion"
+    chunk_object_name: str = "text_completion"
+    answer_type: type[msgspec.Struct] = Completion
+    chunk_type: type[msgspec.Struct] = Completion
 
     def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
         self._job = job

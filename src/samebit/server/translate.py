@@ -4,6 +4,7 @@ Knows the model's tokenizer, chat template and recommended settings. Does not kn
 """
 
 import asyncio
+import random
 import secrets
 import time
 from collections.abc import Callable
@@ -56,15 +57,19 @@ class Job:
 
 
 class Translator:
-    """The text side of one model. Immutable, so threads may share it."""
+    """The text side of one model. Its tokenizer and template do not change, so threads may share them."""
 
-    def __init__(self, folder: Path, info: EngineInfo, served_name: str) -> None:
-        """Read the tokenizer, template and generation settings of the checkpoint in `folder`."""
+    def __init__(self, folder: Path, info: EngineInfo, served_name: str, *, seed: int | None = None) -> None:
+        """Read the tokenizer, template and generation settings of the checkpoint in `folder`.
+
+        Requests without a seed get one from a stream that begins with `seed`; None: from the system's randomness.
+        """
         self.tokenizer = Tokenizer(folder)
         self.defaults: GenerationDefaults = read_generation_defaults(folder)
         self.served_name = served_name
         self._template = load_chat_template(folder, self.tokenizer)
         self._info = info
+        self._seeds = secrets.SystemRandom() if seed is None else random.Random(seed)
 
     async def chat(self, body: ChatBody) -> Job:
         """The job of a chat body. Raises InvalidRequestError, or HttpError for an unknown model."""
@@ -87,9 +92,7 @@ class Translator:
         _check_range("logprobs", body.logprobs)
         limit = _COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         is_scoring = bool(body.echo) and limit == 0
-        params = self._params(
-            body, 1 if is_scoring else limit, body.logprobs, body.logprobs if body.echo else None
-        )
+        params = self._params(body, 1 if is_scoring else limit, body.logprobs, body.logprobs if body.echo else None)
         size = len(body.prompt) if isinstance(body.prompt, str) else sum(map(_num_chars, body.prompt))
         prompts = await _in_thread_if(size > _LARGE_CHARS, lambda: self._encode_all(body))
         return self._job("cmpl", body, prompts, params, body.logprobs, echo=bool(body.echo), is_scoring=is_scoring)
@@ -135,7 +138,7 @@ class Translator:
         if body.stream_options is not None and not body.stream:
             raise InvalidRequestError("stream_options: needs stream=true", param="stream_options")
         job_id = f"{prefix}-{secrets.token_hex(12)}"
-        seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
+        seed = self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed
         requests = [
             Request(
                 request_id=f"{job_id}-{prompt_index * params.n + sample_index}",
@@ -181,9 +184,7 @@ class Translator:
 
     def _render(self, body: ChatBody) -> list[int]:
         if self._template is None:
-            raise InvalidRequestError(
-                "this model has no chat template; use the completions endpoint", param="messages"
-            )
+            raise InvalidRequestError("this model has no chat template; use the completions endpoint", param="messages")
         continued = bool(body.continue_final_message)
         opened = not continued if body.add_generation_prompt is None else body.add_generation_prompt
         variables = dict(body.chat_template_kwargs or {})

@@ -1,0 +1,75 @@
+"""Batches of prompts in JSON Lines files: one prompt or conversation a line, with its own sampling parameters.
+
+Knows the offline API. Does not know command lines.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from samebit.core.errors import InvalidRequestError
+from samebit.core.request import RequestOutput, SamplingParams
+from samebit.engine.llm import LLM
+
+
+class BatchLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line: `prompt` (text or token ids) or `messages`, and sampling parameters by name."""
+
+    prompt: str | list[int] | None = None
+    messages: list[dict[str, Any]] | None = None  # Any: JSON, whose shape is the template's business
+    sampling: dict[str, Any] = {}  # Any: checked when the parameters are made
+
+
+def read_lines(path: Path) -> list[BatchLine]:
+    """The lines of a file; empty ones are passed over. Raises InvalidRequestError with the number of a wrong one."""
+    try:
+        rows = path.read_bytes().splitlines()
+    except OSError as error:
+        raise InvalidRequestError(f"{path}: {error.strerror}") from error
+    return [_line(row, f"{path}, line {number}") for number, row in enumerate(rows, start=1) if row.strip()]
+
+
+def run_lines(
+    llm: LLM, lines: Sequence[BatchLine], sampling: Mapping[str, Any], *, show_progress: bool
+) -> list[RequestOutput]:
+    """Complete all lines in one batch, in order.
+
+    `sampling` holds parameters for lines that do not give them, None meaning the checkpoint's recommendation.
+    Any: values of SamplingParams. Raises InvalidRequestError.
+    """
+    recommended = msgspec.structs.asdict(llm.get_default_sampling_params())
+    common = recommended | {name: value for name, value in sampling.items() if value is not None}
+    prompts: list[str | list[int]] = []
+    params = []
+    for number, line in enumerate(lines, start=1):
+        if line.prompt is not None:
+            prompts.append(line.prompt)
+        else:
+            prompts.append(llm.render_chat(line.messages or []))
+        try:
+            params.append(msgspec.convert({**common, **line.sampling}, SamplingParams))
+        except msgspec.ValidationError as error:
+            raise InvalidRequestError(f"prompt {number}: {error}") from error
+    return llm.generate(prompts, params, use_tqdm=show_progress) if prompts else []
+
+
+def write_outputs(path: Path, outputs: Sequence[RequestOutput]) -> None:
+    """Write one RequestOutput a line. Raises InvalidRequestError if the file cannot be written."""
+    try:
+        path.write_bytes(b"".join(msgspec.json.encode(output) + b"\n" for output in outputs))
+    except OSError as error:
+        raise InvalidRequestError(f"{path}: {error.strerror}") from error
+
+
+def _line(row: bytes, where: str) -> BatchLine:
+    try:
+        fields: dict[str, Any] = msgspec.json.decode(row, type=dict[str, Any])
+        chosen = {name: fields.pop(name) for name in ("prompt", "messages") if name in fields}
+        line = msgspec.convert({**chosen, "sampling": fields}, BatchLine)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{where}: {error}") from error
+    if (line.prompt is None) == (line.messages is None):
+        raise InvalidRequestError(f"{where}: needs either prompt or messages")
+    return line
