@@ -127,7 +127,7 @@ def test_a_hit_with_two_windows_is_complete_in_both():
     world = World(make_geometry(windows=(3, 9, None), num_pages=(60,) * 3), interval=4)
     for length in range(2, 24):
         world.ask(tokens(length, seed=length), max_tokens=1)
-        assert world.ask(tokens(length, seed=length) + [1]).num_cached_tokens == page_floor(length - 1) + PAGE * (
+        assert world.ask([*tokens(length, seed=length), 1]).num_cached_tokens == page_floor(length - 1) + PAGE * (
             length % PAGE == 0
         )
 
@@ -137,8 +137,8 @@ def test_an_answer_longer_than_the_window_of_a_window_only_model_hits_after_chur
     first = world.ask(tokens(9), max_tokens=3 * WINDOW)
     for seed in range(1, 8):
         world.ask(tokens(9, seed=seed), max_tokens=3 * WINDOW)
-    assert world.ask(with_answer(first) + [1]).num_cached_tokens == page_floor(9 + 3 * WINDOW - 1)
-    assert world.ask(tokens(9) + [2]).num_cached_tokens == 8
+    assert world.ask([*with_answer(first), 1]).num_cached_tokens == page_floor(9 + 3 * WINDOW - 1)
+    assert world.ask([*tokens(9), 2]).num_cached_tokens == 8
 
 
 def test_without_caching_nothing_is_kept():
@@ -153,7 +153,7 @@ def test_grid_checkpoints_go_first_but_for_the_last_two_of_their_path():
     world = World(make_geometry(num_snapshots=7), budget=64)
     world.ask(tokens(45), max_tokens=1)
     kinds = {c.boundary: c.kind for c in world.checkpoints}
-    assert kinds == {b: CheckpointKind.GRID for b in (8, 16, 24, 32, 40)} | {44: CheckpointKind.PROMPT_END}
+    assert kinds == dict.fromkeys((8, 16, 24, 32, 40), CheckpointKind.GRID) | {44: CheckpointKind.PROMPT_END}
     order = [c.boundary for c in world.manager.tree.eviction_order()]
     assert order[:3] == [8, 16, 24]
     assert set(order[3:]) == {32, 40, 44}
