@@ -109,13 +109,9 @@ def _boundaries(row: PlannedRow, interval: int, page_size: int) -> list[tuple[in
         floor = publishable_boundary(row.state, page_size)
         kind = CheckpointKind.RESPONSE_END if sequence.finish_reason else CheckpointKind.PREEMPTED
         return [] if floor is None else [(floor, kind)]
-    found = {b: CheckpointKind.GRID for b in range((start // interval + 1) * interval, end + 1, interval)}
-    for boundary, kind in (
-        (sequence.prompt_end, CheckpointKind.PROMPT_END),
-        (row.state.fork, CheckpointKind.FORK),
-    ):
-        if start < boundary <= end:
-            found[boundary] = kind
+    found = dict.fromkeys(range((start // interval + 1) * interval, end + 1, interval), CheckpointKind.GRID)
+    single = {sequence.prompt_end: CheckpointKind.PROMPT_END, row.state.fork: CheckpointKind.FORK}
+    found |= {boundary: kind for boundary, kind in single.items() if start < boundary <= end}
     return sorted(found.items())
 
 
@@ -128,8 +124,8 @@ def _plan_samples(row: PlannedRow, number: int) -> list[PlanSample]:
     wanted: list[tuple[int, int, int, list[int]]] = []
     if params.prompt_logprobs is not None:
         first = max(start + 1, next_scored(sequence))
-        for index in range(first, min(end + 1, sequence.num_prompt)):
-            wanted.append((index - 1 - start, sequence.token_ids[index], params.prompt_logprobs, []))
+        last = min(end + 1, sequence.num_prompt)
+        wanted += [(i - 1 - start, sequence.token_ids[i], params.prompt_logprobs, []) for i in range(first, last)]
     if end == len(sequence.token_ids):
         banned = sorted(sequence.stop_ids) if sequence.num_output < params.min_tokens else []
         wanted.append((row.num_tokens - 1, DRAW, params.logprobs or 0, banned))

@@ -95,6 +95,6 @@ class IdPool(Generic[Id]):
         free, held = set(self._free), {taken for _, taken in self._quarantine}
         used = set(self._references)
         assert len(free) == len(self._free), f"{self.name}: an id is in the free list twice"
-        assert not (free & held or free & used or held & used), f"{self.name}: an id has two owners"
+        assert len(free | held | used) == len(free) + len(held) + len(used), f"{self.name}: an id has two owners"
         assert len(free) + len(self._quarantine) + len(used) == self.total, f"{self.name}: an id was lost"
         assert 0 not in free | held | used, f"{self.name}: a reserved id was given out"
