@@ -22,8 +22,8 @@ check: .venv/.stamp-dev
 fuzz: .venv/.stamp-dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow --hypothesis-profile=fuzz
 
-bench: .venv/.stamp-run
-	$(BIN)/samebit bench nano
+bench: .venv/.stamp-dev
+	$(BIN)/python -m benchmarks.cpu --output benchmarks/results/cpu.json
 
 docs: .venv/.stamp-docs
 	$(BIN)/mkdocs build --strict
