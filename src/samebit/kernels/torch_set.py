@@ -72,8 +72,8 @@ def short_conv(
         y[start:end] = total if residual is None else total + residual[start:end]
     from_pool = entry_sources < 0
     pool_source = torch.where(from_pool, -(entry_sources + 1), 0)
-    token_source = torch.where(from_pool, 0, entry_sources)
-    entry_values = torch.where(from_pool[..., None], rows[pool_source], x[token_source])
+    entry_values = rows[pool_source]
+    entry_values[~from_pool] = x[entry_sources[~from_pool]]
     stale = torch.where(from_pool, row_tags[pool_source] ^ entry_source_tags, 0)
     entry_tags = entry_tag[:, None] ^ stale
     tokens = write_rows[:live]

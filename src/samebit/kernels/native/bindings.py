@@ -44,8 +44,11 @@ def _dense(x: Tensor) -> Tensor:
     return x.contiguous()
 
 
-def _in_place(*tensors: Tensor) -> None:
-    assert all(x.is_contiguous() for x in tensors)
+def _check(dtype: torch.dtype, *tensors: Tensor) -> None:
+    """What C takes by address alone, without a copy: tensors it changes, weights, and index tensors."""
+    for x in tensors:
+        assert x.dtype is dtype, (x.dtype, dtype)
+        assert x.is_contiguous(), x.stride()
 
 
 def make_pack(library: NativeLibrary) -> Callable[[Tensor], Tensor]:
@@ -79,6 +82,7 @@ def _row_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         y = torch.empty_like(x)
         width = gain.shape[0]
         rows = x.numel() // width
+        _check(_FLOAT, gain)
         c_norm(x.data_ptr(), gain.data_ptr(), y.data_ptr(), rows, width, eps, threads)
         return y
 
@@ -90,8 +94,8 @@ def _row_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         return y
 
     def embedding(ids: Tensor, table: Tensor, threads: int) -> Tensor:
-        _in_place(ids, table)
-        assert ids.dtype is torch.int32
+        _check(torch.int32, ids)
+        _check(table.dtype, table)
         tokens, (vocab, width) = ids.shape[0], table.shape
         y = torch.empty(tokens, width)
         half = table.dtype is torch.bfloat16
@@ -106,6 +110,7 @@ def _row_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         tokens, routed = logits.shape[0], bias.shape[0]
         ids = torch.empty(tokens, top_k + num_shared, dtype=torch.int32)
         weights = torch.empty(tokens, top_k + num_shared)
+        _check(_FLOAT, bias)
         c_route(
             logits.data_ptr(), bias.data_ptr(), ids.data_ptr(), weights.data_ptr(),
             tokens, routed, top_k, num_shared, scale,
@@ -148,7 +153,13 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
             query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
             entry_sources, entry_source_tags, entry_dest, entry_tag,
         )  # fmt: skip
-        _in_place(rows, row_tags, taps, *index)
+        _check(_FLOAT, rows, taps)
+        _check(
+            torch.int32, query_start, read_rows, store_rows, write_rows, entry_sources, entry_dest
+        )
+        _check(
+            torch.int64, row_tags, read_tags, store_tags, write_tags, entry_source_tags, entry_tag
+        )
         tokens, channels = x.shape
         y = torch.empty_like(x)
         extra = None if residual is None else _dense(residual)
@@ -171,7 +182,9 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         threads: int,
     ) -> None:
         k, v = _dense(k), _dense(v)
-        _in_place(k_pages, v_pages, page_tags, write_slots, stamp_pages, stamp_tags)
+        _check(_FLOAT, k_pages, v_pages)
+        _check(torch.int32, write_slots, stamp_pages)
+        _check(torch.int64, page_tags, stamp_tags)
         tokens, heads, width = k.shape
         c_write(
             k.data_ptr(), v.data_ptr(), k_pages.data_ptr(), v_pages.data_ptr(), page_tags.data_ptr(),
@@ -194,7 +207,8 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         threads: int,
     ) -> Tensor:
         q, rel = _dense(q), _dense(rel)
-        _in_place(rel_proj, tau, k_pages, v_pages, query_start, row_start, row_slots, page_table)
+        _check(_FLOAT, rel_proj, tau, k_pages, v_pages)
+        _check(torch.int32, query_start, row_start, row_slots, page_table)
         tokens, heads, width = q.shape
         d_rel, extent = rel_proj.shape
         _, page, kv_heads, _ = k_pages.shape
@@ -224,8 +238,7 @@ def _other_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         threads: int,
     ) -> Tensor:
         x, weights = _dense(x), _dense(weights)
-        _in_place(expert_ids, num_tokens)
-        assert expert_ids.dtype is torch.int32 and num_tokens.dtype is torch.int32  # noqa: PT018
+        _check(torch.int32, expert_ids, num_tokens)
         tokens, hidden = x.shape
         y = torch.empty_like(x)
         failed = c_moe(
@@ -250,7 +263,9 @@ def _other_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         logits, position = _dense(logits), position.to(torch.int64)
         columns = (temperature, top_k, top_p, min_p, seed, sample_index, position, target)
-        _in_place(*columns)
+        _check(_FLOAT, temperature, top_p, min_p)
+        _check(torch.int32, top_k, sample_index, target)
+        _check(torch.int64, seed, position)
         rows, vocab = logits.shape
         out = (
             torch.empty(rows, dtype=torch.int32),

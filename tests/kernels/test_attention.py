@@ -1,0 +1,163 @@
+"""Paged attention and K/V writes."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samebit.kernels import KvIndex
+from tests.kernels.cases import PagedCache, ints, longs, normal
+
+# heads, KV heads, head width, d_rel, extent, page size
+SHAPES = [
+    (4, 2, 64, 16, 32, 16),
+    (2, 2, 32, 4, 7, 32),
+    (6, 1, 20, 3, 100, 4),
+    (3, 3, 8, 1, 1, 16),
+    (1, 1, 80, 5, 33, 8),
+]
+
+
+def operands(shape, tokens, seed=0):
+    heads, _, width, d_rel, extent, _ = shape
+    q, rel = normal(seed + 100, tokens, heads, width), normal(seed + 101, tokens, heads, d_rel)
+    return q, rel, normal(seed + 102, d_rel, extent), torch.linspace(0.5, 1.5, tokens)
+
+
+def by_definition(q, rel, rel_proj, tau, k, v, window, scale):
+    """All queries of one sequence over all its keys in float64."""
+    q, rel, rel_proj, tau, k, v = (x.double() for x in (q, rel, rel_proj, tau, k, v))
+    group, extent = q.shape[1] // k.shape[1], rel_proj.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    distance = torch.arange(len(q))[:, None] - torch.arange(len(k))
+    bias = torch.einsum("ihd,de->hie", rel, rel_proj)
+    bias = bias.gather(2, distance.clamp(0, extent - 1).expand(q.shape[1], -1, -1))
+    scores = torch.einsum("ihd,jhd->hij", q, k) * scale + torch.where(distance < extent, bias, 0.0)
+    seen = (distance >= 0) & ((distance < window) if window else True)
+    weights = (scores * tau[:, None]).masked_fill(~seen, -torch.inf).softmax(-1)
+    return torch.einsum("hij,jhd->ihd", weights, v).flatten(1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("window", [0, 1, 19])
+def test_attention_agrees_with_its_definition(kernels, shape, window):
+    cache = PagedCache([70], shape[5], shape[1], shape[2])
+    q, rel, rel_proj, tau = operands(shape, 70)
+    found = kernels.attention(
+        q, rel, rel_proj, tau, cache.k_pages, cache.v_pages, cache.index([(0, 0, 70)]), window, 0.2
+    )
+    wanted = by_definition(q, rel, rel_proj, tau, cache.k[0], cache.v[0], window, 0.2)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@given(
+    shape=st.sampled_from(SHAPES),
+    window=st.sampled_from([0, 1, 5, 19, 64]),
+    cuts=st.lists(st.integers(0, 80), max_size=5),
+    threads=st.integers(1, 3),
+)
+def test_the_cut_of_a_sequence_does_not_change_attention(kernels, shape, window, cuts, threads):
+    cache = PagedCache([80], shape[5], shape[1], shape[2])
+    q, rel, rel_proj, tau = operands(shape, 80)
+    pages = (cache.k_pages, cache.v_pages)
+    whole = kernels.attention(q, rel, rel_proj, tau, *pages, cache.index([(0, 0, 80)]), window, 0.2)
+    bounds = sorted({0, 80, *cuts})
+    cut = replace(kernels, num_threads=threads)
+    for begin, end in itertools.pairwise(bounds):
+        part = slice(begin, end)
+        ix = cache.index([(0, begin, end - begin)])
+        found = cut.attention(q[part], rel[part], rel_proj, tau[part], *pages, ix, window, 0.2)
+        assert torch.equal(found, whole[part])
+
+
+@pytest.mark.parametrize("window", [0, 19])
+def test_decode_chunks_and_prefill_give_the_same_bits(kernels, window):
+    shape = SHAPES[0]
+    cache = PagedCache([300], 16, 2, 64)
+    q, rel, rel_proj, tau = operands(shape, 300)
+    pages = (cache.k_pages, cache.v_pages)
+    whole = kernels.attention(q, rel, rel_proj, tau, *pages, cache.index([(0, 0, 300)]), window, 0.2)
+    for size in (1, 7, 128):
+        for begin in range(0 if size > 1 else 270, 300, size):
+            part = slice(begin, min(begin + size, 300))
+            ix = cache.index([(0, begin, part.stop - begin)])
+            found = kernels.attention(q[part], rel[part], rel_proj, tau[part], *pages, ix, window, 0.2)
+            assert torch.equal(found, whole[part])
+
+
+@given(
+    shape=st.sampled_from(SHAPES[:3]),
+    rows=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), min_size=1, max_size=5),
+    padding=st.integers(0, 3),
+    window=st.sampled_from([0, 11]),
+)
+def test_a_batch_row_does_not_know_its_company(kernels, shape, rows, padding, window):
+    cache = PagedCache([first + count + 1 for first, count in rows], shape[5], shape[1], shape[2])
+    tokens = sum(count for _, count in rows)
+    q, rel, rel_proj, tau = operands(shape, tokens + padding)
+    q[tokens:], rel[tokens:], tau[tokens:] = torch.nan, torch.nan, torch.nan
+    batch = [(slot, first, count) for slot, (first, count) in enumerate(rows)]
+    pages = (cache.k_pages, cache.v_pages)
+    together = kernels.attention(q, rel, rel_proj, tau, *pages, cache.index(batch), window, 0.2)
+    assert torch.equal(together[tokens:], torch.zeros(padding, shape[0] * shape[2]))
+    at = 0
+    for row in batch:
+        part = slice(at, at + row[2])
+        at += row[2]
+        alone = kernels.attention(q[part], rel[part], rel_proj, tau[part], *pages, cache.index([row]), window, 0.2)
+        assert torch.equal(together[part], alone)
+
+
+def test_pages_below_the_window_and_beyond_the_sequence_are_not_read(kernels):
+    shape = SHAPES[0]
+    cache = PagedCache([96], 16, 2, 64)
+    q, rel, rel_proj, tau = operands(shape, 2)
+    ix = cache.index([(0, 78, 2)])
+    clean = kernels.attention(q, rel, rel_proj, tau, cache.k_pages, cache.v_pages, ix, 20, 0.2)
+    for pages in (cache.k_pages, cache.v_pages):
+        pages[cache.table[0, 5].item()] = torch.nan
+        for below in range(3):
+            pages[cache.table[0, below].item()] = torch.nan
+    ix.page_table[0, :3] = -(10**6)
+    ix.page_table[0, 5] = -(10**6)
+    assert torch.equal(kernels.attention(q, rel, rel_proj, tau, cache.k_pages, cache.v_pages, ix, 20, 0.2), clean)
+
+
+def test_a_later_key_that_is_not_finite_does_not_reach_an_earlier_query(native):
+    shape = SHAPES[0]
+    cache = PagedCache([10], 16, 2, 64)
+    q, rel, rel_proj, tau = operands(shape, 10)
+    pages, ix = (cache.k_pages, cache.v_pages), cache.index([(0, 0, 10)])
+    clean = native.attention(q, rel, rel_proj, tau, *pages, ix, 0, 0.2)
+    for page in pages:
+        page[cache.table[0, 0].item(), 6] = torch.nan
+    spoiled = native.attention(q, rel, rel_proj, tau, *pages, ix, 0, 0.2)
+    assert torch.equal(spoiled[:6], clean[:6])
+    assert spoiled[6:].isnan().all()
+
+
+def test_threads_do_not_change_attention(kernels):
+    shape = SHAPES[0]
+    cache = PagedCache([150, 150], 16, 2, 64)
+    q, rel, rel_proj, tau = operands(shape, 300)
+    ix = cache.index([(0, 0, 150), (1, 0, 150)])
+    arguments = (q, rel, rel_proj, tau, cache.k_pages, cache.v_pages, ix, 0, 0.2)
+    single = replace(kernels, num_threads=1).attention(*arguments)
+    for threads in (2, 3):
+        assert torch.equal(replace(kernels, num_threads=threads).attention(*arguments), single)
+
+
+def test_keys_and_values_land_in_their_slots_and_pages_are_stamped(kernels):
+    k_pages, v_pages = torch.full((4, 4, 2, 5), torch.nan), torch.full((4, 4, 2, 5), torch.nan)
+    page_tags = torch.zeros(4, dtype=torch.int64)
+    k, v = normal(1, 4, 2, 5), normal(2, 4, 2, 5)
+    ix = KvIndex(ints(0, 3), ints(14, 15, 4, 0), ints(0, 3, 0, 0), longs(5, 6, 7, 8))
+    kernels.write_kv(k, v, k_pages, v_pages, page_tags, ix)
+    for pages, rows in ((k_pages, k), (v_pages, v)):
+        assert torch.equal(pages.flatten(0, 1)[[14, 15, 4]], rows[:3])
+        untouched = [i for i in range(16) if i not in (14, 15, 4)]
+        assert pages.flatten(0, 1)[untouched].isnan().all()
+    assert page_tags.tolist() == [0, 0, 0, 6]
