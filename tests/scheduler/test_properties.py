@@ -115,6 +115,15 @@ class EngineMachine(RuleBasedStateMachine):
         self.world.manager.drop_all_checkpoints()
         self.world.scheduler.check()
 
+    @rule(which=st.integers(0, 15), stream=st.integers(0, 2), row=st.integers(0, 5))
+    def damage(self, which, stream, row):
+        """A conv row of a checkpoint is lost: whoever resumes there must notice."""
+        world = self.world
+        if world.checkpoints:
+            layout = world.geometry.layout
+            snapshot = world.checkpoints[which % len(world.checkpoints)].snapshot
+            world.runner.damage_snapshot(snapshot, stream % len(layout.streams), row % layout.history)
+
     @rule()
     def drain(self):
         self.world.run()
@@ -126,7 +135,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=150, stateful_step_count=30)
+TestEngineMachine.settings = settings(max_examples=250, stateful_step_count=30)
 
 
 def test_ten_thousand_operations_lose_no_id():

@@ -112,6 +112,27 @@ def test_a_damaged_page_is_dropped_at_resume(layer, index):
     assert world.ask(PROMPT + TAIL).num_cached_tokens >= 24
 
 
+@pytest.mark.parametrize("part", ["row", "page"])
+@pytest.mark.parametrize("aborted", [False, True])
+def test_all_who_resume_from_a_damaged_checkpoint_in_one_step_start_over(part, aborted):
+    world = make_world(budget=64)
+    world.ask(PROMPT, max_tokens=1)
+    deepest = max(world.checkpoints, key=lambda c: c.boundary)
+    if part == "row":
+        world.runner.damage_snapshot(deepest.snapshot, 1, 0)
+    else:
+        world.runner.damage_page(LAYERS - 1, deepest.node.page)
+    siblings = [world.add(PROMPT + TAIL[:n], seed=n) for n in (2, 3, 4)]
+    other = world.add(TAIL * 3)
+    world.step(abort=siblings[:1] if aborted else ())
+    assert world.counters.num_damaged_resumes == 3
+    assert deepest not in world.checkpoints
+    world.run()
+    assert [len(each.outputs) for each in (*siblings, other)] == [0 if aborted else 5, 5, 5, 5]
+    assert world.counters.num_damaged_resumes == 3
+    world.check_empty()
+
+
 def test_a_device_that_keeps_losing_state_ends_the_request_with_an_error():
     world = make_world(budget=8)
     world.add(PROMPT)
