@@ -150,17 +150,32 @@ def test_without_caching_nothing_is_kept():
 
 
 def test_grid_checkpoints_go_first_but_for_the_last_two_of_their_path():
-    world = World(make_geometry(num_snapshots=7), budget=64)
-    world.ask(tokens(45), max_tokens=1)
+    world = World(budget=64)
+    for seed in (0, 1):
+        world.ask(tokens(45, seed=seed), max_tokens=1)
     kinds = {c.boundary: c.kind for c in world.checkpoints}
     assert kinds == dict.fromkeys((8, 16, 24, 32, 40), CheckpointKind.GRID) | {44: CheckpointKind.PROMPT_END}
-    order = [c.boundary for c in world.manager.tree.eviction_order()]
-    assert order[:3] == [8, 16, 24]
-    assert set(order[3:]) == {32, 40, 44}
-    # One new prompt wants three snapshots, one is free.
-    world.ask(tokens(21, seed=1), max_tokens=1)
-    left = sorted(c.boundary for c in world.checkpoints if c.node.key in {tuple(tokens(45)[b - 4 : b]) for b in kinds})
-    assert left == [24, 32, 40, 44]
+    first_key = tuple(tokens(4))
+    order = [(int([*c.node.lineage()][-2].key != first_key), c.boundary) for c in world.manager.tree.eviction_order()]
+    # The spare ones of the newer path go before anything that is worth something in the older.
+    assert order == [
+        *((path, boundary) for path in (0, 1) for boundary in (8, 16, 24)),
+        *((path, boundary) for path in (0, 1) for boundary in (32, 40, 44)),
+    ]
+
+
+def test_a_state_that_is_computed_again_counts_as_used():
+    """Prompt logprobs bar the cache, siblings miss it; either way the checkpoint has proved useful."""
+    world = World(make_geometry(num_snapshots=3), interval=64)
+    for seed in (1, 2):
+        world.ask(tokens(9, seed=seed), max_tokens=1)
+    again = world.ask(tokens(9, seed=1), max_tokens=1, prompt_logprobs=0)
+    assert again.num_cached_tokens == 0
+    for seed in (3, 4):
+        world.ask(tokens(9, seed=seed), max_tokens=1)
+    assert [bool(world.manager.tree.walk("", tokens(9, seed=seed), 8)) for seed in (1, 2, 3, 4)] == [
+        True, False, True, True,
+    ]  # fmt: skip
 
 
 def test_what_was_used_last_is_evicted_last():

@@ -119,3 +119,17 @@ def test_a_cap_on_rows_holds_for_rows_with_tokens(max_rows):
         world.step()
         assert sum(row.num_tokens > 0 for row in world.plan.rows) <= max_rows
     assert not world.live
+
+
+def test_the_oldest_waits_for_pages_that_an_ending_request_still_holds():
+    world = World(make_geometry(num_pages=(40, 10), max_length=40), budget=64)
+    oldest = world.add(tokens(17), max_tokens=10)
+    ending = world.add(tokens(17, seed=1), max_tokens=4)
+    for _ in range(4):
+        world.step()
+    assert ending.finish_reason == "length"
+    world.step()
+    # All ten pages are taken; the only row is the one that stores the state of the ended request.
+    assert [row.num_tokens for row in world.plan.rows] == [0]
+    world.run()
+    assert oldest.num_preemptions == 0
