@@ -111,32 +111,32 @@ def test_a_batch_row_does_not_know_its_company(kernels, shape, rows, padding, wi
         assert torch.equal(together[part], alone)
 
 
-def test_pages_below_the_window_and_beyond_the_sequence_are_not_read(kernels):
-    shape = SHAPES[0]
-    cache = PagedCache([96], 16, 2, 64)
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2]])
+def test_pages_below_the_window_and_beyond_the_sequence_are_not_read(kernels, shape):
+    """Addresses outside any allocation stand there: a read ends the process."""
+    page = shape[5]
+    cache = PagedCache([96], page, shape[1], shape[2])
     q, rel, rel_proj, tau = operands(shape, 2)
     ix = cache.index([(0, 78, 2)])
-    clean = kernels.attention(q, rel, rel_proj, tau, cache.k_pages, cache.v_pages, ix, 20, 0.2)
-    for pages in (cache.k_pages, cache.v_pages):
-        pages[cache.table[0, 5].item()] = torch.nan
-        for below in range(3):
-            pages[cache.table[0, below].item()] = torch.nan
-    ix.page_table[0, :3] = -(10**6)
-    ix.page_table[0, 5] = -(10**6)
-    assert torch.equal(kernels.attention(q, rel, rel_proj, tau, cache.k_pages, cache.v_pages, ix, 20, 0.2), clean)
+    arguments = (q, rel, rel_proj, tau, cache.k_pages, cache.v_pages, ix, 20, 0.2)
+    clean = kernels.attention(*arguments)
+    ix.page_table[0, : 59 // page] = -(10**6)
+    ix.page_table[0, 80 // page :] = -(10**6)
+    assert torch.equal(kernels.attention(*arguments), clean)
 
 
-def test_a_later_key_that_is_not_finite_does_not_reach_an_earlier_query(native):
-    shape = SHAPES[0]
-    cache = PagedCache([10], 16, 2, 64)
-    q, rel, rel_proj, tau = operands(shape, 10)
-    pages, ix = (cache.k_pages, cache.v_pages), cache.index([(0, 0, 10)])
-    clean = native.attention(q, rel, rel_proj, tau, *pages, ix, 0, 0.2)
+def test_a_key_that_is_not_finite_reaches_only_the_queries_that_see_it(native):
+    shape, window = SHAPES[0], 3
+    cache = PagedCache([14], 16, 2, 64)
+    q, rel, rel_proj, tau = operands(shape, 14)
+    pages, ix = (cache.k_pages, cache.v_pages), cache.index([(0, 0, 14)])
+    clean = native.attention(q, rel, rel_proj, tau, *pages, ix, window, 0.2)
     for page in pages:
         page[cache.table[0, 0].item(), 6] = torch.nan
-    spoiled = native.attention(q, rel, rel_proj, tau, *pages, ix, 0, 0.2)
-    assert torch.equal(spoiled[:6], clean[:6])
-    assert spoiled[6:].isnan().all()
+    spoiled = native.attention(q, rel, rel_proj, tau, *pages, ix, window, 0.2)
+    others = [*range(6), *range(9, 14)]
+    assert torch.equal(spoiled[others], clean[others])
+    assert spoiled[6:9].isnan().all()
 
 
 def test_threads_do_not_change_attention(kernels):

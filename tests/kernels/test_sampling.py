@@ -71,6 +71,21 @@ def test_a_set_draws_with_the_contracts_noise(kernels):
             assert kernels.sample(logits, filtered)[0].item() == winner
 
 
+def test_equal_noisy_scores_go_to_the_lowest_id(kernels):
+    """At 2^24 floats are 2 apart, so that noise between 1 and 3 lifts token 2 to exactly token 7's score."""
+    logits = torch.full((1, 9), -1e30)
+    logits[0, 2], logits[0, 7] = 2.0**24, 2.0**24 + 2
+    ties = 0
+    for position in range(60):
+        low, high = (noise_by_definition(9, 0, position, token) for token in (2, 7))
+        if 1.1 < low < 2.9 and -0.9 < high < 0.9:
+            ties += 1
+            for top_k in (0, 2):
+                cols = columns(1, seed=9, position=position, top_k=top_k)
+                assert kernels.sample(logits, cols)[0].item() == 2
+    assert ties > 3
+
+
 def kept_by_definition(logits, temperature, top_k, top_p, min_p):
     """Ids the filters keep, from a plain sorted list."""
     scaled = [float(torch.tensor(x) / torch.tensor(temperature)) for x in logits]
@@ -153,6 +168,12 @@ def test_top_k_keeps_the_lowest_ids_among_equals(kernels):
     logits[:, 3] = -0.0
     tokens = kernels.sample(logits, columns(64, top_k=5))[0]
     assert set(tokens.tolist()) == {0, 1, 2, 3, 4}
+
+
+def test_top_p_stops_at_exactly_its_mass_and_min_p_keeps_exactly_its_share(kernels):
+    logits = torch.zeros(64, 4)
+    assert set(kernels.sample(logits, columns(64, top_p=0.5))[0].tolist()) == {0, 1}
+    assert set(kernels.sample(logits, columns(64, min_p=1.0))[0].tolist()) == {0, 1, 2, 3}
 
 
 def test_a_target_is_taken_as_drawn_and_ranked_with_ties_by_id(kernels):

@@ -123,10 +123,12 @@ def test_padding_gives_zeros_and_touches_no_row(kernels):
     x[4:] = torch.nan
     ix = ring_index(torch.arange(2, 2 + RING), 0, 4, TAPS, padding=3)
     ix.write_rows[4:] = 30
+    values[30] = 5
     y = kernels.short_conv(x, normal(2, 20, TAPS), values, tags, ix, torch.full_like(x, 2.0))
     assert torch.equal(y[4:], torch.zeros(3, 20))
     assert y[:4].isfinite().all()
-    assert values[30].isnan().all()
+    assert torch.equal(values[30], torch.full((20,), 5.0))
+    assert tags[30] == -1
     assert torch.equal(values[0], torch.zeros(20))
     assert tags[0] == 0
 

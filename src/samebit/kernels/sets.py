@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 KernelKind = Literal["auto", "native", "torch"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class KernelSet:
     """The kernels of a host. Sizes: T tokens, C channels, nh/nk query/KV heads of hd, V vocabulary, L logit rows."""
 

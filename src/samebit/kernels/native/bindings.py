@@ -154,12 +154,8 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
             entry_sources, entry_source_tags, entry_dest, entry_tag,
         )  # fmt: skip
         _check(_FLOAT, rows, taps)
-        _check(
-            torch.int32, query_start, read_rows, store_rows, write_rows, entry_sources, entry_dest
-        )
-        _check(
-            torch.int64, row_tags, read_tags, store_tags, write_tags, entry_source_tags, entry_tag
-        )
+        _check(torch.int32, query_start, read_rows, store_rows, write_rows, entry_sources, entry_dest)
+        _check(torch.int64, row_tags, read_tags, store_tags, write_tags, entry_source_tags, entry_tag)
         tokens, channels = x.shape
         y = torch.empty_like(x)
         extra = None if residual is None else _dense(residual)
