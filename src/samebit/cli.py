@@ -102,9 +102,9 @@ def serve(
     log_level: LogLevel = "warning",
 ) -> None:
     """Serve MODEL over an OpenAI-compatible HTTP API."""
-    from samebit.engine.launch import num_serving_threads  # noqa: PLC0415
-    from samebit.server.run import ServeOptions  # noqa: PLC0415
-    from samebit.server.run import serve as run  # noqa: PLC0415
+    from samebit.engine.launch import num_serving_threads  # noqa: PLC0415 - keeps help quick
+    from samebit.server.run import ServeOptions  # noqa: PLC0415 - keeps help quick
+    from samebit.server.run import serve as run  # noqa: PLC0415 - keeps help quick
 
     if log_level not in LOG_LEVELS:
         raise typer.BadParameter(f"{log_level!r} is not one of {', '.join(LOG_LEVELS)}", param_hint="--log-level")
@@ -157,8 +157,8 @@ def generate(
     """Complete prompts in one batch, without a server."""
     if not prompt and source is None:
         raise typer.BadParameter("give --prompt or --input", param_hint="--prompt")
-    from samebit.engine.batch_file import BatchLine, read_lines, run_lines, write_outputs  # noqa: PLC0415
-    from samebit.engine.llm import LLM  # noqa: PLC0415
+    from samebit.engine.batch_file import BatchLine, read_lines, run_lines, write_outputs  # noqa: PLC0415 - keeps help quick
+    from samebit.engine.llm import LLM  # noqa: PLC0415 - keeps help quick
 
     sampling = _given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
     with _plain_errors():
@@ -188,9 +188,9 @@ def chat(
     max_model_len: MaxModelLen = None,
 ) -> None:
     """Talk to MODEL in the terminal. /reset begins anew, /quit or Ctrl-D ends."""
-    import msgspec  # noqa: PLC0415
+    import msgspec  # noqa: PLC0415 - keeps help quick
 
-    from samebit.engine.conversation import Conversation  # noqa: PLC0415
+    from samebit.engine.conversation import Conversation  # noqa: PLC0415 - keeps help quick
 
     sampling = _given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
     with _plain_errors():
@@ -228,9 +228,9 @@ def _read_line(prompt: str) -> str | None:
 
 
 def _config(**settings: Any) -> "EngineConfig":  # Any: checked field by field below
-    import msgspec  # noqa: PLC0415
+    import msgspec  # noqa: PLC0415 - keeps help quick
 
-    from samebit.core.config import EngineConfig  # noqa: PLC0415
+    from samebit.core.config import EngineConfig  # noqa: PLC0415 - keeps help quick
 
     try:
         config = msgspec.convert(_given(**settings), EngineConfig)

@@ -82,9 +82,7 @@ class FakeEngine:
         if first == KILL:
             os._exit(9)
         if first == FAIL:
-            return EngineOutput(
-                request_id=request.request_id, finish_reason="error", error="step 1 failed: fake"
-            )
+            return EngineOutput(request_id=request.request_id, finish_reason="error", error="step 1 failed: fake")
         done = self._done[request.request_id]
         self._done[request.request_id] += 1
         token_id = answer_ids(request, done + 1)[-1]

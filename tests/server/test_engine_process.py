@@ -42,9 +42,7 @@ def run(monkeypatch):
             config_or_default = config or EngineConfig(max_num_seqs=4)
             async with (
                 asyncio.timeout(30),
-                start_engine(
-                    config_or_default, metrics, max_open=max_open, engine_class=FAKE
-                ) as client,
+                start_engine(config_or_default, metrics, max_open=max_open, engine_class=FAKE) as client,
             ):
                 return await story(client, metrics)
 
@@ -68,7 +66,7 @@ async def answer(client, *requests):
 
 
 async def until(condition):
-    while not condition():
+    while not condition():  # noqa: ASYNC110 - the condition is the engine's, in another process
         await asyncio.sleep(0.01)
 
 
@@ -99,8 +97,7 @@ def test_a_reader_that_pauses_holds_up_nobody_and_misses_nothing(run):
             await anext(slow)
             await answer(client, request("quick"))
             await until(lambda: client.num_open == 0)
-            rest = [output async for output in slow]
-        return rest
+            return [output async for output in slow]
 
     rest = run(story)
     assert len(rest) == 1, "what was not read is one output"
@@ -136,9 +133,7 @@ def test_a_cancelled_reader_aborts_its_request(run):
 
 def test_a_refused_request_raises_what_the_engine_raised(run):
     async def story(client, metrics):
-        long = Request(
-            request_id="a", prompt_token_ids=[1] * 5000, params=SamplingParams(), seed=1
-        )
+        long = Request(request_id="a", prompt_token_ids=[1] * 5000, params=SamplingParams(), seed=1)
         with pytest.raises(InvalidRequestError, match="too long") as caught:
             await answer(client, long)
         assert caught.value.param == "prompt"
@@ -204,9 +199,7 @@ def test_more_requests_than_fit_are_refused_until_some_have_finished(run):
         await answer(client, request("f"))
         return metrics.render().decode()
 
-    assert 'admission_rejections_total{model_name="nano",reason="queue_full"} 2.0' in run(
-        story, max_open=4
-    )
+    assert 'admission_rejections_total{model_name="nano",reason="queue_full"} 2.0' in run(story, max_open=4)
 
 
 def test_an_engine_that_cannot_start_says_why(run):
@@ -267,7 +260,7 @@ def test_merging_in_parts_is_merging_at_once(parts, cut):
         assert merge([merge(head), merge(tail)]) == merge(parts)
     whole = merge(parts)
     assert whole.text == "".join(part.text for part in parts)
-    assert whole.token_ids == sum((part.token_ids for part in parts), [])
+    assert whole.token_ids == [token for part in parts for token in part.token_ids]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def write_outputs(path: Path, outputs: Sequence[RequestOutput]) -> None:
 def _line(row: bytes, where: str) -> BatchLine:
     try:
         fields: dict[str, Any] = msgspec.json.decode(row, type=dict[str, Any])
-        chosen = {name: fields.pop(name) for name in ("prompt", "messages") if name in fields}
+        chosen: dict[str, Any] = {name: fields.pop(name) for name in ("prompt", "messages") if name in fields}
         line = msgspec.convert({**chosen, "sampling": fields}, BatchLine)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"{where}: {error}") from error

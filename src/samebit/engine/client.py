@@ -75,6 +75,11 @@ class AsyncEngineClient:
         return self._info
 
     @property
+    def is_ready(self) -> bool:
+        """Whether the engine has ever been ready."""
+        return self._info is not None
+
+    @property
     def num_open(self) -> int:
         """Requests that have neither finished nor been closed."""
         return len(self._open)
@@ -125,6 +130,13 @@ class AsyncEngineClient:
         if found and not self._death.done():
             self._metrics.finish("abort", len(found))
             self._send(Abort(found))
+
+    def end_open(self, error: SamebitError) -> None:
+        """End every open request with `error`; the engine forgets them and goes on."""
+        entries = list(self._open.values())
+        self.abort(list(self._open))
+        for entry in entries:
+            entry.stream.fail(error)
 
     def fail(self, error: SamebitError) -> None:
         """The engine has stopped: every open request, and every later one, ends with EngineDeadError."""

@@ -63,6 +63,8 @@ async def start_engine(
             await client.wait_ready()
             yield client
         finally:
+            if not client.is_ready:
+                process.terminate()  # it is still loading and does not listen
             await client.close()
             try:
                 await asyncio.wait_for(process.wait(), _STOP_WAIT_S)

@@ -56,20 +56,23 @@ def main(arguments: Sequence[str]) -> int:
     # No high-water mark: the HTTP process always reads, and a step must never wait for it.
     socket.set(zmq.SNDHWM, 0)
     socket.set(zmq.RCVHWM, 0)
-    socket.set(zmq.LINGER, _LINGER_MS)
     socket.connect(address)
+
+    def has_parent() -> bool:
+        return os.getppid() == int(parent)
+
     try:
         module, _, name = class_path.partition(":")
         build = getattr(importlib.import_module(module), name)
         engine: Engine = build(msgspec.json.decode(settings, type=EngineConfig))
         socket.send(encode(Ready(engine.info)))
-        EngineLoop(engine, socket, lambda: os.getppid() == int(parent)).run()
+        EngineLoop(engine, socket, has_parent).run()
     except Exception as error:  # noqa: BLE001 - the process ends here, whatever it was
         _log.debug("engine process", exc_info=True)
         socket.send(encode(Fatal(problem_of(error))))
         return 1
     finally:
-        socket.close()
+        socket.close(linger=_LINGER_MS if has_parent() else 0)
         context.term()
     return 0
 

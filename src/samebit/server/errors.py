@@ -67,7 +67,8 @@ def describe(error: Exception) -> tuple[int, ErrorBody]:
     for rule in _RULES:
         if isinstance(error, rule.kind):
             param = error.param if isinstance(error, InvalidRequestError) else None
-            return rule.status, _body(str(error), rule.status, param, rule.code)
+            text = f"{param}: {error}" if param and param not in str(error) else str(error)
+            return rule.status, _body(text, rule.status, param, rule.code)
     if isinstance(error, SamebitError):
         return 500, _body(str(error), 500, None, "engine_error")
     return 500, _body("internal error; the log has more", 500, None, "internal_error")

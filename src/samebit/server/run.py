@@ -22,6 +22,7 @@ from samebit.engine.launch import ENGINE_CLASS, start_engine
 from samebit.engine.metrics import ServerMetrics
 from samebit.engine.model_source import resolve_model
 from samebit.server.app import Service, Traffic, create_app
+from samebit.server.errors import DrainingError
 from samebit.server.translate import Translator
 
 _LAST_ANSWERS_S = 2
@@ -158,22 +159,23 @@ class _Run:
             self._traffic.is_draining = True
             if not dead.done():
                 await self._drain(dead)
-            if not dead.done():
-                return 0
-            _say(f"error: {dead.result()}")
-            # Every open request has its error by now, and needs a moment to tell its client.
+            if dead.done():
+                _say(f"error: {dead.result()}")
+            elif self._traffic.num_open:
+                _say(f"ending {self._traffic.num_open} requests that are still open")
+                client.end_open(DrainingError("the server is shutting down"))
+            # Every request has its end by now, and needs a moment to tell its client.
             await _first_of(self._traffic.idle.wait(), asyncio.sleep(_LAST_ANSWERS_S))
-            return 1
+            return 1 if dead.done() else 0
         finally:
             dead.cancel()
 
     async def _drain(self, dead: asyncio.Task[SamebitError]) -> None:
+        """Wait until no answer is in progress, the time is up, a second signal comes, or the engine dies."""
         timeout_s = self._options.shutdown_timeout_s
         if self._traffic.num_open:
             _say(f"shutting down; {self._traffic.num_open} open requests have {timeout_s:g} s to finish")
         await _first_of(dead, self._traffic.idle.wait(), self._signalled_again.wait(), asyncio.sleep(timeout_s))
-        if self._traffic.num_open and not dead.done():
-            _say(f"ending {self._traffic.num_open} requests that are still open")
 
 
 async def _first_of(*waits: Awaitable[object]) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from samebit.core.errors import InvalidRequestError
 from samebit.core.request import MAX_LOGPROBS, EngineInfo, Request, SamplingParams
 from samebit.engine.chat_template import load_chat_template
@@ -122,7 +124,8 @@ class Translator:
         fields["max_tokens"] = max_tokens  # None has a meaning here
         params = SamplingParams(**fields)
         params.validate()
-        return params
+        # The same choice, in a number that every kernel can hold.
+        return msgspec.structs.replace(params, top_k=min(params.top_k, self._info.vocab_size))
 
     def _job(
         self,

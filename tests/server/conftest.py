@@ -1,0 +1,22 @@
+"""One server with the bundled model for all tests that need one."""
+
+import openai
+import pytest
+
+from tests.server.driver import COMMAND, running
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory, request):
+    kernels = request.config.getoption("--kernels")
+    flags = ["--num-threads", "1", "--port", "0", "--cache-bytes", "200000000", "--kernels", kernels]
+    log = tmp_path_factory.mktemp("server") / "log"
+    with running([COMMAND, "serve", "nano", *flags], log) as server:
+        yield server.wait_ready()
+        assert server.process.poll() is None, "the server outlives all that the tests did to it"
+
+
+@pytest.fixture
+def client(server):
+    with openai.OpenAI(base_url=server.base_url, api_key="x", max_retries=0, timeout=60) as client:
+        yield client

@@ -1,0 +1,251 @@
+"""What clients get wrong, and what they get for it. The server goes on as if nothing had happened."""
+
+import json
+import socket
+import struct
+import time
+
+import openai
+import pytest
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+SAY = [{"role": "user", "content": "hi"}]
+GOOD = {"prompt": "import os\n", "seed": 1, "max_tokens": 8, "logprobs": 1}
+IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
+TOOL = [{"type": "function", "function": {"name": "f"}}]
+DEEP = b'{"prompt":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+WRONG = [
+    # path, body, param
+    (TEXT, b"", None),
+    (TEXT, b"{", None),
+    (TEXT, b'{"prompt": "a",}', None),
+    (TEXT, b'{"prompt": "\xff\xfe"}', None),
+    (TEXT, b'{"prompt": "\\ud800"}', None),
+    (TEXT, b"[1, 2]", None),
+    (TEXT, b"null", None),
+    (TEXT, DEEP, None),
+    (TEXT, b'{"prompt": "a", "temperature": NaN}', "temperature"),
+    (TEXT, b'{"prompt": "a", "top_p": Infinity}', "top_p"),
+    (TEXT, {}, "prompt"),
+    (TEXT, {"prompt": None}, "prompt"),
+    (TEXT, {"prompt": 5}, "prompt"),
+    (TEXT, {"prompt": ""}, "prompt"),
+    (TEXT, {"prompt": []}, "prompt"),
+    (TEXT, {"prompt": [[]]}, "prompt"),
+    (TEXT, {"prompt": ["a", 1]}, "prompt"),
+    (TEXT, {"prompt": [-1]}, "prompt"),
+    (TEXT, {"prompt": [1, 4096]}, "prompt"),
+    (TEXT, {"prompt": [2**70]}, "prompt"),
+    (TEXT, {"prompt": [1.5]}, "prompt"),
+    (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+    (TEXT, {"prompt": "a", "max_tokens": -1}, "max_tokens"),
+    (TEXT, {"prompt": "a", "max_tokens": 2**80}, "max_tokens"),
+    (TEXT, {"prompt": "a", "max_tokens": "5"}, "max_tokens"),
+    (TEXT, {"prompt": "a", "max_tokens": 5.5}, "max_tokens"),
+    (TEXT, {"prompt": "a", "max_tokens": True}, "max_tokens"),
+    (TEXT, {"prompt": "a", "max_tokens": 100_000}, "max_tokens"),
+    (TEXT, {"prompt": [1] * 8192}, "prompt"),
+    (TEXT, {"prompt": "x = 1\n" * 100_000}, "prompt"),
+    (TEXT, {"prompt": "a", "min_tokens": 17}, "min_tokens"),
+    (TEXT, {"prompt": "a", "temperature": -0.1}, "temperature"),
+    (TEXT, {"prompt": "a", "temperature": [1]}, "temperature"),
+    (TEXT, {"prompt": "a", "top_p": 0}, "top_p"),
+    (TEXT, {"prompt": "a", "top_p": 1.1}, "top_p"),
+    (TEXT, {"prompt": "a", "top_k": -2}, "top_k"),
+    (TEXT, {"prompt": "a", "min_p": 2}, "min_p"),
+    (TEXT, {"prompt": "a", "n": 0}, "n"),
+    (TEXT, {"prompt": "a", "n": 129}, "n"),
+    (TEXT, {"prompt": ["a"] * 600}, "n"),
+    (TEXT, {"prompt": "a", "seed": 2**63}, "seed"),
+    (TEXT, {"prompt": "a", "logprobs": -1}, "logprobs"),
+    (TEXT, {"prompt": "a", "logprobs": 21}, "logprobs"),
+    (TEXT, {"prompt": "a", "logprobs": True}, "logprobs"),
+    (TEXT, {"prompt": "a", "stop": ""}, "stop"),
+    (TEXT, {"prompt": "a", "stop": [1]}, "stop"),
+    (TEXT, {"prompt": "a", "stop": ["s"] * 20_000}, "stop"),
+    (TEXT, {"prompt": "a", "stop_token_ids": [4096]}, "stop_token_ids"),
+    (TEXT, {"prompt": "a", "best_of": 2}, "best_of"),
+    (TEXT, {"prompt": "a", "suffix": "b"}, "suffix"),
+    (TEXT, {"prompt": "a", "presence_penalty": 0.5}, "presence_penalty"),
+    (TEXT, {"prompt": "a", "frequency_penalty": -1}, "frequency_penalty"),
+    (TEXT, {"prompt": "a", "repetition_penalty": 1.1}, "repetition_penalty"),
+    (TEXT, {"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias"),
+    (TEXT, {"prompt": "a", "priority": 3}, "priority"),
+    (TEXT, {"prompt": "a", "temprature": 0}, "temprature"),
+    (TEXT, {"prompt": "a", "messages": SAY}, "messages"),
+    (TEXT, {"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
+    (TEXT, {"prompt": "a", "stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+    (TEXT, {"prompt": "a", "stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+    (CHAT, {}, "messages"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": "hi"}, "messages"),
+    (CHAT, {"messages": [{"content": "hi"}]}, "messages.0.role"),
+    (CHAT, {"messages": [{"role": "wizard", "content": "hi"}]}, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": IMAGE}]}, "messages.0.content"),
+    (CHAT, {"messages": [{"role": "user", "content": "hi", "mood": "good"}]}, "messages.0.mood"),
+    (CHAT, {"messages": SAY, "top_logprobs": 2}, "top_logprobs"),
+    (CHAT, {"messages": SAY, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    (CHAT, {"messages": SAY, "logprobs": 1}, "logprobs"),
+    (CHAT, {"messages": SAY, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+    (CHAT, {"messages": SAY, "tools": TOOL}, "tools"),
+    (CHAT, {"messages": SAY, "tool_choice": "required"}, "tool_choice"),
+    (CHAT, {"messages": SAY, "functions": [{}]}, "functions"),
+    (CHAT, {"messages": SAY, "response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT, {"messages": SAY, "modalities": ["audio"]}, "modalities"),
+    (CHAT, {"messages": SAY, "store": True}, "store"),
+    (
+        CHAT,
+        {"messages": SAY, "add_generation_prompt": True, "continue_final_message": True},
+        "continue_final_message",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), WRONG, ids=lambda value: str(value)[:60])
+def test_a_wrong_request_is_a_400_that_names_the_field(server, path, body, param):
+    status, headers, answer = server.post(path, body)
+    assert status == 400, answer
+    assert headers["content-type"] == "application/json"
+    error = answer["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert len(error["message"]) <= 1000
+    if param:
+        assert param in error["message"]
+
+
+def test_all_of_that_changed_nothing_for_others(server):
+    before = server.complete(**GOOD)["choices"]
+    for path, body, _ in WRONG[::5]:
+        server.post(path, body)
+    assert server.complete(**GOOD)["choices"] == before
+    server.until(lambda: server.stat("num_running") == 0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}},
+        {"logit_bias": {}, "presence_penalty": 0, "frequency_penalty": 0.0},
+        {"user": "u", "metadata": {"a": "b"}, "parallel_tool_calls": True, "store": False},
+        {"stop": None, "seed": None, "n": None, "logprobs": None, "stream": None, "max_tokens": None},
+        {"stream": False, "service_tier": "auto", "modalities": ["text"], "top_k": 2**40},
+    ],
+    ids=str,
+)
+def test_fields_that_ask_for_nothing_are_welcome(server, fields):
+    body = {"messages": SAY, "max_completion_tokens": 2, **fields}
+    status, _, answer = server.post(CHAT, body)
+    assert status == 200, answer
+
+
+def test_an_answer_can_be_sent_back_as_it_came(client):
+    first = client.chat.completions.create(model="nano", messages=SAY, max_tokens=4)
+    again = [*SAY, first.choices[0].message, *SAY]
+    assert client.chat.completions.create(model="nano", messages=again, max_tokens=4).choices
+
+
+def test_an_unknown_model_is_not_found(client):
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.completions.create(model="gpt-9", prompt="a")
+    assert caught.value.body["code"] == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-9")
+
+
+def test_the_openai_client_understands_the_errors(client):
+    with pytest.raises(openai.BadRequestError, match="temperature") as caught:
+        client.completions.create(model="nano", prompt="a", temperature=-1)
+    assert caught.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="nano", prompt=[1] * 9000)
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+        client.completions.create(model="nano", prompt="a", max_tokens=9000, stream=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/nothing", 404), ("GET", TEXT, 405), ("PUT", CHAT, 405), ("POST", "/health", 405)],
+)
+def test_wrong_paths_and_methods_have_errors_of_the_same_shape(server, method, path, status):
+    found, _, answer = server.request(method, path)
+    assert found == status
+    assert path in answer["error"]["message"]
+
+
+def test_a_body_of_ten_megabytes_is_refused_before_it_is_parsed(server):
+    body = json.dumps({"prompt": "x" * 10_000_000}).encode()
+    status, headers, answer = server.post(TEXT, body)
+    assert status == 413
+    assert answer["error"]["code"] == "body_too_large"
+    assert headers["connection"] == "close"
+    # Not even JSON, and the answer is the same.
+    assert server.post(TEXT, b"x" * 10_000_000)[0] == 413
+
+
+def test_a_body_that_claims_to_be_huge_is_refused_unread(server):
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n"
+    with socket.create_connection((server.host, server.port), timeout=10) as connection:
+        connection.sendall(head)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 413")
+
+
+def test_a_large_body_below_the_limit_is_read(server):
+    status, _, answer = server.post(TEXT, {"prompt": "x" * 4_000_000})
+    assert status == 400
+    assert answer["error"]["code"] == "context_length_exceeded"
+
+
+ENDLESS = {"prompt": "import os\n", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_ends_its_request(server, stream):
+    body = {**ENDLESS, "stream": stream, "n": 2, "prompt": ["a", "b"]}
+    with server.raw_stream(body):
+        server.until(lambda: server.stat("num_running") == 4)
+        asked_s = time.monotonic()
+    server.until(lambda: server.stat("num_running") == 0)
+    assert time.monotonic() - asked_s < 5, "long before the answer would have ended"
+    server.until(lambda: server.stat("num_waiting") == 0)
+
+
+def test_a_client_that_resets_its_connection_ends_its_request(server):
+    with server.raw_stream(ENDLESS) as connection:
+        connection.recv(100)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    server.until(lambda: server.stat("num_running") == 0)
+
+
+def test_a_client_that_does_not_read_holds_nobody_up(server):
+    alone = server.complete(**GOOD)["choices"]
+    body = {**ENDLESS, "logprobs": 20, "max_tokens": 600, "prompt": ["a", "b"]}
+    with server.raw_stream(body):
+        server.until(lambda: server.stat("num_running") == 2)
+        assert server.complete(**GOOD)["choices"] == alone
+        # The engine finishes its answer although nobody takes it.
+        server.until(lambda: server.stat("num_running") == 0, limit_s=30)
+        assert server.complete(**GOOD)["choices"] == alone
+
+
+def test_abuse_changes_no_bit_of_an_answer_in_progress(server):
+    body = {"prompt": "class Node:\n", "seed": 3, "max_tokens": 150, "logprobs": 2, "ignore_eos": True}
+    alone = server.complete(**body)["choices"]
+    with server.raw_stream({**body, "stream": True, "max_tokens": 8000}):
+        import threading
+
+        results = []
+        worker = threading.Thread(target=lambda: results.append(server.complete(**body)["choices"]))
+        worker.start()
+        while worker.is_alive():
+            server.post(TEXT, {"prompt": "a", "stop": [f"{n}#" for n in range(4000)], "max_tokens": 2})
+            server.post(TEXT, b"x" * 9_000_000)
+            server.post(TEXT, {"prompt": "x" * 1_000_000})
+            with server.raw_stream({**ENDLESS, "n": 3}):
+                pass
+        worker.join()
+    assert results == [alone]
+    server.until(lambda: server.stat("num_running") == 0)
