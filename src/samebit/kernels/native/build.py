@@ -63,15 +63,14 @@ def _compiler() -> tuple[str, str]:
         path = shutil.which(name)
         if path is None:
             continue
-        found = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
+        found = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)  # noqa: S603  a compiler found on PATH
         if found.returncode == 0:
             return path, found.stdout.splitlines()[0].strip()
     raise NativeUnavailableError("no C compiler found (looked for cc, gcc and clang)")
 
 
 def _cache_folder(key: str) -> Path:
-    # Decides where a file lies, not what it computes.
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"  # noqa: TID251
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"  # noqa: TID251  where a file lies, not what it computes
     folder = Path(base) / "samebit" / "native" / key
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +86,7 @@ def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:
         sources = sorted(str(path) for path in SOURCES.glob("*.c"))
         command = [compiler, *flags, *sources, "-o", str(made)]
         try:
-            done = subprocess.run(  # noqa: S603
+            done = subprocess.run(  # noqa: S603  our own sources and flags
                 command, capture_output=True, text=True, check=False, timeout=COMPILE_SECONDS
             )
         except (OSError, subprocess.TimeoutExpired) as error:
