@@ -21,6 +21,7 @@ from samebit.kernels.values import AttnIndex, ConvIndex, KvIndex, Packed, Packed
 
 _log = logging.getLogger(__name__)
 KernelKind = Literal["auto", "native", "torch"]
+TORCH_SET = "torch"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,6 +162,9 @@ class KernelSet:
 
     def top_logprobs(self, logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """The ``n`` likeliest tokens of each row of [L, V] with their log-softmax, descending, ties to the lower id."""
+        if n == 0:
+            nothing = logits.new_empty(logits.shape[0], 0)
+            return nothing.int(), nothing
         ids, logprobs = self._ops.top_logprobs(logits, n, self.num_threads)
         return ids, logprobs
 
@@ -168,7 +172,7 @@ class KernelSet:
 def torch_kernels(num_threads: int) -> KernelSet:
     """The set in plain torch."""
     ops = operators("torch", torch_set.IMPLEMENTATIONS)
-    return KernelSet("torch", num_threads, {}, torch_set.pack_linear, ops)
+    return KernelSet(TORCH_SET, num_threads, {}, torch_set.pack_linear, ops)
 
 
 def native_kernels(isa: str, num_threads: int) -> KernelSet:
