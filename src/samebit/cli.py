@@ -157,12 +157,20 @@ def generate(
     """Complete prompts in one batch, without a server."""
     if not prompt and source is None:
         raise typer.BadParameter("give --prompt or --input", param_hint="--prompt")
-    from samebit.engine.batch_file import BatchLine, read_lines, run_lines, write_outputs  # noqa: PLC0415 - keeps help quick
-    from samebit.engine.llm import LLM  # noqa: PLC0415 - keeps help quick
+    from samebit.engine.batch_file import (  # noqa: PLC0415 - keeps help quick
+        BatchLine,
+        check_sampling,
+        read_lines,
+        run_lines,
+        write_outputs,
+    )
 
     sampling = _given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
     with _plain_errors():
+        check_sampling(sampling)
         lines = [BatchLine(prompt=text) for text in prompt or []] + ([] if source is None else read_lines(source))
+        from samebit.engine.llm import LLM  # noqa: PLC0415 - mistakes are told before torch is loaded
+
         llm = LLM(model, **_given(num_threads=num_threads, kernels=kernels, max_num_seqs=max_num_seqs))
         outputs = run_lines(llm, lines, sampling, show_progress=len(lines) > 1 and sys.stderr.isatty())
         if target is not None:

@@ -14,6 +14,7 @@ def server(tmp_path_factory, request):
     with running([COMMAND, "serve", "nano", *flags], log) as server:
         yield server.wait_ready()
         assert server.process.poll() is None, "the server outlives all that the tests did to it"
+        assert "Traceback" not in server.log, server.log
 
 
 @pytest.fixture

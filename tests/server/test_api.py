@@ -1,6 +1,7 @@
 """The HTTP API with the bundled model, through the openai client where it can ask."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -238,6 +239,14 @@ def test_usage_can_come_with_every_chunk(server):
     counts = [event["usage"]["completion_tokens"] for event in events]
     assert counts == sorted(counts)
     assert counts[-1] == 5
+
+
+def test_only_the_engine_process_loads_torch(server):
+    def maps(pid):
+        return Path(f"/proc/{pid}/maps").read_text()
+
+    assert "libtorch" in maps(server.engine_pid())
+    assert "libtorch" not in maps(server.process.pid)
 
 
 def test_the_operators_routes_answer(client, server):

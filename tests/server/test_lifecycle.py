@@ -56,8 +56,8 @@ def body(first=1, **fields):
 
 def test_a_signal_lets_open_requests_finish_and_turns_new_ones_away(start):
     server = start()
-    whole = server.post(TEXT, body(max_tokens=400))[2]["choices"]
-    open_requests = [Asking(server, body(max_tokens=400, stream=stream)) for stream in (False, True)]
+    whole = server.post(TEXT, body(max_tokens=1500))[2]["choices"]
+    open_requests = [Asking(server, body(max_tokens=1500, stream=stream)) for stream in (False, True)]
     server.until(lambda: server.stat("num_running") == 2)
     server.signal(signal.SIGTERM)
     server.until(lambda: server.get("/ready")[0] == 503)

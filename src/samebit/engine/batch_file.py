@@ -5,13 +5,15 @@ Knows the offline API. Does not know command lines.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from samebit.core.errors import InvalidRequestError
 from samebit.core.request import RequestOutput, SamplingParams
-from samebit.engine.llm import LLM
+
+if TYPE_CHECKING:
+    from samebit.engine.llm import LLM
 
 
 class BatchLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +21,7 @@ class BatchLine(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt: str | list[int] | None = None
     messages: list[dict[str, Any]] | None = None  # Any: JSON, whose shape is the template's business
-    sampling: dict[str, Any] = {}  # Any: checked when the parameters are made
+    sampling: dict[str, Any] = {}  # Any: values of SamplingParams
 
 
 def read_lines(path: Path) -> list[BatchLine]:
@@ -31,27 +33,25 @@ def read_lines(path: Path) -> list[BatchLine]:
     return [_line(row, f"{path}, line {number}") for number, row in enumerate(rows, start=1) if row.strip()]
 
 
+def check_sampling(sampling: Mapping[str, Any]) -> None:
+    """Raise InvalidRequestError if `sampling` (Any: values of SamplingParams) could not be asked for."""
+    try:
+        msgspec.convert(sampling, SamplingParams).validate()
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(str(error)) from error
+
+
 def run_lines(
-    llm: LLM, lines: Sequence[BatchLine], sampling: Mapping[str, Any], *, show_progress: bool
+    llm: "LLM", lines: Sequence[BatchLine], sampling: Mapping[str, Any], *, show_progress: bool
 ) -> list[RequestOutput]:
     """Complete all lines in one batch, in order.
 
-    `sampling` holds parameters for lines that do not give them, None meaning the checkpoint's recommendation.
-    Any: values of SamplingParams. Raises InvalidRequestError.
+    `sampling` holds parameters for lines that do not give them; what neither gives is as the checkpoint recommends.
+    Any: values of SamplingParams, which `check_sampling` has accepted. Raises InvalidRequestError.
     """
-    recommended = msgspec.structs.asdict(llm.get_default_sampling_params())
-    common = recommended | {name: value for name, value in sampling.items() if value is not None}
-    prompts: list[str | list[int]] = []
-    params = []
-    for number, line in enumerate(lines, start=1):
-        if line.prompt is not None:
-            prompts.append(line.prompt)
-        else:
-            prompts.append(llm.render_chat(line.messages or []))
-        try:
-            params.append(msgspec.convert({**common, **line.sampling}, SamplingParams))
-        except msgspec.ValidationError as error:
-            raise InvalidRequestError(f"prompt {number}: {error}") from error
+    common = msgspec.structs.asdict(llm.get_default_sampling_params()) | dict(sampling)
+    prompts = [line.prompt if line.prompt is not None else llm.render_chat(line.messages or []) for line in lines]
+    params = [msgspec.convert({**common, **line.sampling}, SamplingParams) for line in lines]
     return llm.generate(prompts, params, use_tqdm=show_progress) if prompts else []
 
 
@@ -68,6 +68,9 @@ def _line(row: bytes, where: str) -> BatchLine:
         fields: dict[str, Any] = msgspec.json.decode(row, type=dict[str, Any])
         chosen: dict[str, Any] = {name: fields.pop(name) for name in ("prompt", "messages") if name in fields}
         line = msgspec.convert({**chosen, "sampling": fields}, BatchLine)
+        check_sampling(fields)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{where}: {error}", param=error.param) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"{where}: {error}") from error
     if (line.prompt is None) == (line.messages is None):

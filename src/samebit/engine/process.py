@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from samebit.core.config import EngineConfig
-from samebit.core.errors import InvalidRequestError
+from samebit.core.errors import InvalidRequestError, SamebitError
 from samebit.core.request import Request
 from samebit.engine.messages import (
     Abort,
@@ -68,7 +68,8 @@ def main(arguments: Sequence[str]) -> int:
         socket.send(encode(Ready(engine.info)))
         EngineLoop(engine, socket, has_parent).run()
     except Exception as error:  # noqa: BLE001 - the process ends here, whatever it was
-        _log.debug("engine process", exc_info=True)
+        if not isinstance(error, SamebitError):
+            _log.exception("the engine process ends")
         socket.send(encode(Fatal(problem_of(error))))
         return 1
     finally:

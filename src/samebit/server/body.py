@@ -4,9 +4,10 @@ import asyncio
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from samebit.server.errors import HttpError, invalid_body
+from samebit.server.transport import ClientGoneError
 
 _LARGE_BYTES = 64 << 10
 # A client reads its answer only after it has sent everything, so a somewhat larger body is read and thrown away.
@@ -34,14 +35,17 @@ async def _read(request: Request, max_bytes: int) -> bytes:
         raise too_large
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > max_bytes * _DISCARD_FACTOR:
-            raise too_large
-        if size <= max_bytes:
-            chunks.append(chunk)
-        else:
-            chunks.clear()
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > max_bytes * _DISCARD_FACTOR:
+                raise too_large
+            if size <= max_bytes:
+                chunks.append(chunk)
+            else:
+                chunks.clear()
+    except ClientDisconnect:
+        raise ClientGoneError from None
     if size > max_bytes:
         raise too_large
     return b"".join(chunks)

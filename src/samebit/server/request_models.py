@@ -20,7 +20,9 @@ from pydantic_core import PydanticCustomError
 
 # Whole numbers travel to the engine in 64 bits.
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
+# A body may hold millions of items; the first wrong one is enough.
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
 
 # The only values that are accepted of fields whose work is not done here: those that ask for nothing.
 NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -94,7 +96,7 @@ class _GenerationBody(_Body):
     seed: Whole | None = None
     max_tokens: Whole | None = None
     min_tokens: Whole | None = None
-    stop: Annotated[str | list[str] | None, _described("a string or a list of strings")] = None
+    stop: Annotated[str | Texts | None, _described("a string or a list of strings")] = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -123,7 +125,8 @@ class CompletionBody(_GenerationBody):
     """POST /v1/completions. `max_tokens` is 16 unless given; 0 is allowed with `echo`."""
 
     prompt: Annotated[
-        str | TokenIds | list[str] | list[TokenIds],
+        str | TokenIds | Texts | Annotated[list[TokenIds], Field(fail_fast=True)],
+        Field(union_mode="left_to_right"),
         _described("a string, a list of token ids, a list of strings or a list of lists of token ids"),
     ]
     echo: bool | None = None
