@@ -133,6 +133,23 @@ def test_all_who_resume_from_a_damaged_checkpoint_in_one_step_start_over(part, a
     world.check_empty()
 
 
+def test_a_request_that_met_damage_takes_nothing_from_the_cache_again():
+    world = make_world(budget=64)
+    world.ask(PROMPT, max_tokens=1)
+    damaged = max(world.checkpoints, key=lambda c: c.boundary)
+    world.runner.damage_snapshot(damaged.snapshot, 0, 0)
+    victim = world.add(PROMPT + TAIL)
+    # This one computes the same prefix from the start, and publishes it in the step in which the damage is found.
+    world.add(PROMPT, prompt_logprobs=0)
+    world.step()
+    assert world.counters.num_damaged_resumes == 1
+    assert world.manager.tree.walk("", PROMPT, 24)
+    world.step()
+    row = next(row for row in world.plan.rows if row.request_id == victim.request.request_id)
+    assert (row.start, row.resume_snapshot) == (0, 0)
+    world.run()
+
+
 def test_a_device_that_keeps_losing_state_ends_the_request_with_an_error():
     world = make_world(budget=8)
     world.add(PROMPT)

@@ -28,6 +28,7 @@ def test_preemption_at_any_step_costs_time_only(when):
     world.scheduler._preempt(sequence)
     world.run()
     assert victim.num_preemptions == 1
+    assert victim.num_cached_tokens == 0, "only the hit of the first admission counts"
     # It goes on where its last whole page ended.
     assert held // 4 * 4 in {0} | {c.boundary for c in world.checkpoints}
 
