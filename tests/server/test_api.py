@@ -47,8 +47,10 @@ def test_a_streamed_chat_is_the_whole_chat_in_pieces(client):
     assert chunks[0].seed == whole.seed == 5
 
 
-def test_a_streamed_completion_is_the_whole_completion_in_pieces(client):
-    common = {"model": "nano", "prompt": CODE, "seed": 3, "logprobs": 2, "echo": True}
+# The long prompt takes more than one step, and so do its logprobs.
+@pytest.mark.parametrize("prompt", [CODE, "x = [1, 2]\n" * 120])
+def test_a_streamed_completion_is_the_whole_completion_in_pieces(client, prompt):
+    common = {"model": "nano", "prompt": prompt, "seed": 3, "logprobs": 2, "echo": True}
     whole = client.completions.create(**common).choices[0]
     pieces = [chunk.choices[0] for chunk in client.completions.create(**common, stream=True)]
     assert "".join(piece.text for piece in pieces) == whole.text

@@ -189,5 +189,5 @@ def test_a_signal_while_loading_ends_the_server(tmp_path):
     with running([COMMAND, "serve", "nano", "--port", "0"], tmp_path / "log") as server:
         server.until(lambda: "loading" in server.log, limit_s=30)
         server.signal()
-        assert server.wait() == 0
+        assert server.wait(limit_s=4) == 0, "it waits for no engine that cannot hear it"
         assert "serving" not in server.log
