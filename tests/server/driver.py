@@ -107,7 +107,7 @@ class Server:
     def stat(self, name):
         return self.get("/server_info")[2]["stats"].get(name)
 
-    def until(self, condition, limit_s=10):
+    def until(self, condition, limit_s=30):
         end = time.monotonic() + limit_s
         while not condition():
             assert time.monotonic() < end, "still not so"

@@ -160,6 +160,15 @@ def test_more_requests_than_may_wait_get_a_503_with_retry_after(start):
     server.until(lambda: server.post(TEXT, body())[0] == 200)
 
 
+def test_a_model_has_the_name_it_is_served_under(start):
+    server = start(served_model_name="org/tiny")
+    assert [card["id"] for card in server.get("/v1/models")[2]["data"]] == ["org/tiny"]
+    assert server.get("/v1/models/org/tiny")[2]["id"] == "org/tiny"
+    assert server.post(TEXT, body(model="org/tiny"))[2]["model"] == "org/tiny"
+    assert server.post(TEXT, body(model="nano"))[0] == 404
+    assert 'model_name="org/tiny"' in server.get("/metrics")[2]
+
+
 def test_a_seeded_server_draws_the_same_seeds_again(start, tmp_path):
     def seeds(server):
         return [server.complete([1], max_tokens=1)["seed"] for _ in range(3)]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 STATS_INTERVAL_S = 0.5
 _IDLE_WAIT_MS = 500
-_LINGER_MS = 2000
+_LAST_WORDS_MS = 2000
 
 _log = logging.getLogger(__name__)
 
@@ -57,23 +57,21 @@ def main(arguments: Sequence[str]) -> int:
     socket.set(zmq.SNDHWM, 0)
     socket.set(zmq.RCVHWM, 0)
     socket.connect(address)
-
-    def has_parent() -> bool:
-        return os.getppid() == int(parent)
-
+    linger_ms = 0  # told to stop, or alone: nobody waits for what was not yet sent
     try:
         module, _, name = class_path.partition(":")
         build = getattr(importlib.import_module(module), name)
         engine: Engine = build(msgspec.json.decode(settings, type=EngineConfig))
         socket.send(encode(Ready(engine.info)))
-        EngineLoop(engine, socket, has_parent).run()
+        EngineLoop(engine, socket, lambda: os.getppid() == int(parent)).run()
     except Exception as error:  # noqa: BLE001 - the process ends here, whatever it was
         if not isinstance(error, SamebitError):
             _log.exception("the engine process ends")
         socket.send(encode(Fatal(problem_of(error))))
+        linger_ms = _LAST_WORDS_MS
         return 1
     finally:
-        socket.close(linger=_LINGER_MS if has_parent() else 0)
+        socket.close(linger_ms)
         context.term()
     return 0
 
