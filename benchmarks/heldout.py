@@ -1,10 +1,9 @@
 """Cross-entropy of a model on a folder of text, in nats per token, by samebit and (with --reference) by transformers.
 
-    python benchmarks/heldout.py FOLDER --model src/samebit/assets/nano --context 4096 --windows 4 --reference
+    python -m benchmarks.heldout FOLDER --model src/samebit/assets/nano --context 4096 --windows 4 --reference
 
 Files are read in sorted order, each preceded by token 0, into one stream; the stream is cut into windows without overlap,
-and every token of a window but its first is predicted from the ones before it. Knows nothing of serving: one sequence,
-prefilled in chunks.
+and every token of a window but its first is predicted from the ones before it.
 """
 
 from __future__ import annotations
@@ -19,17 +18,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from benchmarks.reference import load_reference
-from samebit.core.plan import BatchPlan, PageDelta, PageId, PlanRow, SlotId
-from samebit.indexing import build_index
-from samebit.inputs import Bucket, InputBuffer
-from samebit.kernels.sets import select_kernels
-from samebit.models.base import CausalLM, load_model
-from samebit.state.layout import StateGeometry
-from samebit.state.pools import StatePools
+from samebit import LLM, SamplingParams
 
 DOCUMENT_START = 0
-CHUNK = 512
-CPU = torch.device("cpu")
 
 
 def main() -> None:
@@ -45,9 +36,9 @@ def main() -> None:
     parser.add_argument("--reference", action="store_true", help="measure with transformers too (eager, fp32)")
     args = parser.parse_args()
     windows, num_bytes = read_windows(args)
-    model = load_model(args.model, select_kernels(args.kernels, args.threads), CPU)
+    llm = LLM(args.model, kernels=args.kernels, num_threads=args.threads)
     began = time.perf_counter()
-    ours = [mean_loss(forward(model, window), window) for window in windows]
+    ours = [served_loss(llm, window) for window in windows]
     spent = time.perf_counter() - began
     total = sum(ours) / len(ours)
     print(f"{len(windows)} windows of {args.context} tokens, {num_bytes:.3f} bytes a token")
@@ -83,36 +74,13 @@ def mean_loss(logits: Tensor, window: list[int]) -> float:
     return float(torch.nn.functional.cross_entropy(logits[:-1].double(), targets))
 
 
-def forward(model: CausalLM, window: list[int]) -> Tensor:
-    """Logits [T, V] of one sequence, prefilled in chunks."""
-    layout = model.state_layout()
-    geometry = StateGeometry(
-        layout=layout,
-        page_size=16,
-        num_slots=1,
-        num_snapshots=1,
-        num_pages=(-(-len(window) // 16),) * len(layout.groups),
-        max_length=len(window),
-    )
-    pools = StatePools(geometry, CPU)
-    parts = []
-    for step, start in enumerate(range(0, len(window), CHUNK)):
-        tokens = window[start : start + CHUNK]
-        pages = range(-(-start // 16), -(-(start + len(tokens)) // 16))
-        plan = BatchPlan(
-            step=step + 1,
-            rows=[PlanRow("heldout", SlotId(1), 1, start, len(tokens), tokens)],
-            samples=[],
-            entries=[],
-            page_deltas=[
-                PageDelta(group, SlotId(1), page, PageId(page + 1))
-                for group in range(len(layout.groups))
-                for page in pages
-            ],
-        )
-        index = build_index(InputBuffer(Bucket.of(plan), CPU).fill(plan), pools)
-        parts.append(model.logits(model.forward(index, pools)))
-    return torch.cat(parts)
+def served_loss(llm: LLM, window: list[int]) -> float:
+    """The same from the logprobs that the engine reports for a prompt."""
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    scored = llm.generate([window], params)[0].prompt_logprobs
+    assert scored is not None, "they were asked for"
+    losses = [-item[token].logprob for item, token in zip(scored, window, strict=True) if item is not None]
+    return math.fsum(losses) / len(losses)
 
 
 if __name__ == "__main__":

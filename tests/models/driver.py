@@ -10,6 +10,7 @@ from torch import Tensor
 from samebit.core.plan import BatchPlan, PageDelta, PageId, PlanRow, SlotId
 from samebit.indexing import StepIndex, build_index
 from samebit.inputs import Bucket, InputBuffer
+from samebit.kernels.sets import torch_kernels
 from samebit.models.base import CausalLM
 from samebit.state.layout import StateGeometry
 from samebit.state.pools import StatePools
@@ -34,6 +35,7 @@ class Sequence:
         )
         self._model = model
         self.pools = StatePools(geometry, CPU, poison=True)
+        self._kernels = torch_kernels(1)
         self._length = 0
         self._step = 0
 
@@ -61,7 +63,7 @@ class Sequence:
             ],
             pad_tokens=pad_tokens,
         )
-        return build_index(InputBuffer(Bucket.of(plan), CPU).fill(plan), self.pools)
+        return build_index(InputBuffer(Bucket.of(plan), CPU).fill(plan), self.pools, self._kernels)
 
 
 def chunked_logits(model: CausalLM, token_ids: list[int], chunks: Iterable[int], pad_tokens: int = 0) -> Tensor:

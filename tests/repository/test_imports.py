@@ -12,9 +12,7 @@ import samebit
 def modules_after(code):
     """Names of the modules that are loaded once `code` has run."""
     script = f"{code}\nimport sys\nprint('\\n'.join(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     return set(done.stdout.split())
 
 

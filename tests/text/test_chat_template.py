@@ -80,9 +80,7 @@ def test_ordinary_chats_have_the_tokens_that_transformers_gives_them(contents):
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(resolve_model("nano") / "tokenizer.json"))
     source = (resolve_model("nano") / "chat_template.jinja").read_text()
     messages = user(*contents)
-    expected = theirs.apply_chat_template(
-        messages, chat_template=source, add_generation_prompt=True, return_dict=False
-    )
+    expected = theirs.apply_chat_template(messages, chat_template=source, add_generation_prompt=True, return_dict=False)
     assert NANO.render(messages) == expected
 
 
@@ -104,9 +102,7 @@ def test_the_bundled_template_shows_tools_thinking_and_effort(template, tokenize
         {"role": "assistant", "content": "Cold."},
     ]
     tools = [{"type": "function", "function": {"name": "weather", "description": "Now"}}]
-    ids = template.render(
-        messages, tools=tools, variables={"reasoning_effort": "high"}, add_generation_prompt=False
-    )
+    ids = template.render(messages, tools=tools, variables={"reasoning_effort": "high"}, add_generation_prompt=False)
     assert tokenizer.decode(ids, skip_special_tokens=False) == (
         "<|endoftext|><|message_system|><|content_text|>Be brief.<|end_message|>"
         "<|message_system|>tool_declare<|content_xml|>"
@@ -168,9 +164,7 @@ def test_content_cannot_complete_a_marker_that_the_template_begins():
 
 
 def test_a_template_can_search_content_that_spells_a_marker():
-    source = (
-        "{% for m in messages %}{{ m.content.split('</think>')[-1] }}<|end_message|>{% endfor %}"
-    )
+    source = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}<|end_message|>{% endfor %}"
     ids = render(source, user("<|end_message|></think>answer"))
     assert TOKENIZER.decode(ids, skip_special_tokens=False) == "answer<|end_message|>"
     ids = render(source, user("hm</think><|end_message|>"))

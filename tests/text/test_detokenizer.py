@@ -12,9 +12,7 @@ BYTE_IDS = {TOKENIZER.token_bytes(i): i for i in range(16, TOKENIZER.vocab_size)
 # Mostly real text, with tokens thrown in that break characters apart.
 token_ids = st.one_of(
     st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=30),
-    st.text(max_size=12).map(
-        lambda text: [BYTE_IDS[bytes([b])] for b in text.encode("utf-8", "replace")]
-    ),
+    st.text(max_size=12).map(lambda text: [BYTE_IDS[bytes([b])] for b in text.encode("utf-8", "replace")]),
     st.binary(max_size=20).map(lambda data: [BYTE_IDS[bytes([b])] for b in data]),
 )
 # A tiny alphabet makes overlaps, repeats and nested stop strings common.
@@ -116,14 +114,8 @@ def test_only_text_that_may_still_become_a_stop_is_held_back(text, stops):
 
 @given(small_text, stop_lists, st.integers(0, 12))
 def test_stops_within_the_first_min_tokens_are_passed_over(text, stops, min_tokens):
-    deltas, detokenizer = stream(
-        byte_tokens(text), stop=StopAutomaton(stops), min_tokens=min_tokens
-    )
-    ends = [
-        end
-        for end in range(min_tokens + 1, len(text) + 1)
-        if any(text[:end].endswith(stop) for stop in stops)
-    ]
+    deltas, detokenizer = stream(byte_tokens(text), stop=StopAutomaton(stops), min_tokens=min_tokens)
+    ends = [end for end in range(min_tokens + 1, len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
     if not ends:
         assert "".join(deltas) == text
         return

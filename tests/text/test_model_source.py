@@ -56,9 +56,7 @@ def write(folder, name, **values):
 def test_generation_defaults_come_from_the_generation_configuration(tmp_path):
     write(tmp_path, "config.json", eos_token_id=3)
     write(tmp_path, "generation_config.json", eos_token_id=[5, 7, 5], temperature=1, top_k=40)
-    assert read_generation_defaults(tmp_path) == GenerationDefaults(
-        eos_token_ids=(5, 7), temperature=1.0, top_k=40
-    )
+    assert read_generation_defaults(tmp_path) == GenerationDefaults(eos_token_ids=(5, 7), temperature=1.0, top_k=40)
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -73,9 +71,7 @@ def test_a_checkpoint_that_does_not_sample_is_greedy(tmp_path):
     assert read_generation_defaults(tmp_path).temperature == 0.0
 
 
-@pytest.mark.parametrize(
-    "values", [{"eos_token_id": "2"}, {"temperature": "hot"}, {"top_k": 1.5}, {"top_p": True}]
-)
+@pytest.mark.parametrize("values", [{"eos_token_id": "2"}, {"temperature": "hot"}, {"top_k": 1.5}, {"top_p": True}])
 def test_a_value_of_the_wrong_type_is_refused_by_name(tmp_path, values):
     write(tmp_path, "generation_config.json", **values)
     with pytest.raises(CheckpointError, match=next(iter(values))):

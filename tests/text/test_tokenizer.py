@@ -73,9 +73,7 @@ def test_a_control_token_in_the_ordinary_vocabulary_is_never_encoded_from_text(t
         Tokenizer(tmp_path).encode("<|end_message|>", allow_special=False)
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"), [(None, "no tokenizer.json"), ("{", "not a readable tokenizer")]
-)
+@pytest.mark.parametrize(("content", "reason"), [(None, "no tokenizer.json"), ("{", "not a readable tokenizer")])
 def test_a_folder_without_a_readable_tokenizer_is_refused(tmp_path, content, reason):
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)

@@ -45,9 +45,6 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-POSITION_TAG_STEP = _signed(_POSITION_STEP)
-
-
 class PlanRow(msgspec.Struct, frozen=True, array_like=True):
     """One sequence's share of a step: tokens at positions `start .. start + num_tokens - 1`.
 

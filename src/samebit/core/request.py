@@ -15,6 +15,7 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16_384
 MAX_STOP_CHARS = 65_536
 SEED_LIMIT = 2**63
+ID_LIMIT = 2**31
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,8 +52,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def validate(self) -> None:
         """Raise InvalidRequestError naming the first field that is out of range."""
         self._check_numbers()
-        if self.top_k < -1:
-            _refuse("top_k", self.top_k, "must be -1 or 0 (off) or a positive whole number")
+        if not -1 <= self.top_k < ID_LIMIT:
+            _refuse("top_k", self.top_k, f"must be -1 or 0 (off) or a whole number below {ID_LIMIT}")
         if self.max_tokens is not None and self.max_tokens < 1:
             _refuse("max_tokens", self.max_tokens, "must be at least 1")
         if self.min_tokens < 0:
@@ -89,7 +90,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if any(not text for text in stops):
             _refuse("stop", "''", "stop strings must not be empty")
         for token_id in self.stop_token_ids or ():
-            if not 0 <= token_id < 2**31:
+            if not 0 <= token_id < ID_LIMIT:
                 _refuse("stop_token_ids", token_id, "must be token ids")
 
 

@@ -193,9 +193,7 @@ def _to_json(
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise InvalidRequestError(
-        f"the chat template refuses the messages: {message}", param="messages"
-    )
+    raise InvalidRequestError(f"the chat template refuses the messages: {message}", param="messages")
 
 
 def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
@@ -208,8 +206,7 @@ def _map_text(value: Any, table: Mapping[int, str]) -> Any:  # Any: a JSON value
         return value.translate(table)
     if isinstance(value, Mapping):
         return {
-            key if key.isidentifier() else key.translate(table): _map_text(item, table)
-            for key, item in value.items()
+            key if key.isidentifier() else key.translate(table): _map_text(item, table) for key, item in value.items()
         }
     if isinstance(value, list | tuple):
         return [_map_text(item, table) for item in value]
@@ -220,7 +217,5 @@ def _with_end_mark(messages: Sequence[Message]) -> list[Message]:
     last = messages[-1] if messages else {}
     content = last.get("content")
     if not isinstance(content, str):
-        raise InvalidRequestError(
-            "the final message must have text content to be continued", param="messages"
-        )
+        raise InvalidRequestError("the final message must have text content to be continued", param="messages")
     return [*messages[:-1], {**last, "content": content + _END}]

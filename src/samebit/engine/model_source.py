@@ -46,8 +46,7 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
     except Exception as error:  # network, permission and naming errors share no base class
         raise ModelNotFoundError(
-            f"model {name!r}: no folder of that name, and the hub did not deliver it "
-            f"({type(error).__name__}: {error})"
+            f"model {name!r}: no folder of that name, and the hub did not deliver it ({type(error).__name__}: {error})"
         ) from error
 
 
@@ -71,15 +70,11 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
     config = _read_json(folder / "config.json")
     text_config = config.get("text_config")
     sources = [generation, config, text_config if isinstance(text_config, dict) else {}]
-    eos: object = next(
-        (s["eos_token_id"] for s in sources if s.get("eos_token_id") is not None), []
-    )
+    eos: object = next((s["eos_token_id"] for s in sources if s.get("eos_token_id") is not None), [])
     given = eos if isinstance(eos, list) else [eos]
     eos_ids = [token_id for token_id in given if type(token_id) is int]
     if len(eos_ids) < len(given):
-        raise CheckpointError(
-            f"{folder}: eos_token_id={eos!r}: must be an integer or a list of them"
-        )
+        raise CheckpointError(f"{folder}: eos_token_id={eos!r}: must be an integer or a list of them")
     sampled = generation.get("do_sample") is not False
     return GenerationDefaults(
         eos_token_ids=tuple(dict.fromkeys(eos_ids)),

@@ -57,10 +57,9 @@ class Tokenizer:
         text. Raises InvalidRequestError if the text has no UTF-8 form (a lone surrogate).
         """
         check_text(text)
-        ids = (self._marked if allow_special else self._plain).encode(
-            text, add_special_tokens=False
-        )
-        result: list[int] = ids.ids
+        backend = self._marked if allow_special else self._plain
+        # Unlike `encode`, this one lets other threads run meanwhile.
+        result: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if not allow_special and not self.special_ids.isdisjoint(result):
             # Possible only where a vocabulary lists its control tokens among its ordinary words.
             raise InvalidRequestError("the text spells a control token of this model")
@@ -79,9 +78,7 @@ class Tokenizer:
         """The bytes a token stands for; a control token's are its spelling. Raises as `decode`."""
         data = self._bytes_of[token_id] if 0 <= token_id < self.vocab_size else None
         if data is None:
-            raise InvalidRequestError(
-                f"token id {token_id}: this model's ids are 0 to {self.vocab_size - 1}"
-            )
+            raise InvalidRequestError(f"token id {token_id}: this model's ids are 0 to {self.vocab_size - 1}")
         return data
 
     def token_text(self, token_id: int) -> str:
@@ -104,8 +101,7 @@ def check_text(text: str, param: str | None = None) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise InvalidRequestError(
-            f"text is not valid Unicode: lone surrogate U+{ord(text[error.start]):04X} "
-            f"at character {error.start}",
+            f"text is not valid Unicode: lone surrogate U+{ord(text[error.start]):04X} at character {error.start}",
             param=param,
         ) from None
 
@@ -140,9 +136,7 @@ def _byte_table(backend: _Backend, added: dict[int, str], path: Path) -> list[by
         try:
             table[token_id] = bytes([alphabet[ord(character)] for character in token])
         except KeyError:
-            raise CheckpointError(
-                f"{path}: token {token_id} ({token!r}) is not written in the byte alphabet"
-            ) from None
+            raise CheckpointError(f"{path}: token {token_id} ({token!r}) is not written in the byte alphabet") from None
     return table
 
 

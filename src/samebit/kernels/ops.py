@@ -11,11 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samebit.kernels.torch_index import index_results
+from samebit.kernels.values import IndexSizes
+
 _CONV_INDEX = (
     "Tensor query_start, Tensor read_rows, Tensor read_tags, Tensor store_rows, Tensor store_tags, Tensor write_rows, "
     "Tensor write_tags, Tensor entry_sources, Tensor entry_source_tags, Tensor entry_dest, Tensor entry_tag"
 )
 SCHEMAS: Mapping[str, str] = {
+    "step_index": "(Tensor[] fields, Tensor(a!)[] tables, int[] sizes) -> Tensor[]",
     "linear": "(Tensor x, Tensor weight, int num_out, int threads) -> Tensor",
     "rms_norm": "(Tensor x, Tensor gain, float eps, int threads) -> Tensor",
     "swiglu": "(Tensor z, int threads) -> Tensor",
@@ -58,6 +62,7 @@ def _shapes_only(name: str) -> Callable[..., Any]:
         return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape)
 
     functions: dict[str, Callable[..., Any]] = {
+        "step_index": lambda fields, tables, sizes: index_results(fields, tables, IndexSizes(*sizes)),
         "linear": lambda x, weight, num_out, threads: x.new_empty(x.shape[0], num_out),
         "swiglu": lambda z, threads: z.new_empty(z.shape[0], z.shape[1] // 2),
         "write_kv": lambda *_: None,

@@ -17,7 +17,7 @@ from samebit.kernels import torch_set
 from samebit.kernels.native import bindings
 from samebit.kernels.native.build import NativeUnavailableError, host_isas, load_library
 from samebit.kernels.ops import operators
-from samebit.kernels.values import AttnIndex, ConvIndex, KvIndex, Packed, PackedExperts, SampleColumns
+from samebit.kernels.values import AttnIndex, ConvIndex, IndexSizes, KvIndex, Packed, PackedExperts, SampleColumns
 
 _log = logging.getLogger(__name__)
 KernelKind = Literal["auto", "native", "torch"]
@@ -54,6 +54,16 @@ class KernelSet:
         """Lay out a weight [N, K] fp32 or bf16 for ``linear``; bf16 stays two bytes an element where the set can."""
         pack, ops = self._maker(weight)
         return Packed(pack(weight), weight.shape[0], weight.shape[1], ops.linear)
+
+    def step_index(self, fields: list[Tensor], tables: list[Tensor], sizes: IndexSizes) -> list[Tensor]:
+        """Positions, ring rows, page slots and tags of a step, from its inputs and the slot tables.
+
+        ``fields``, ``tables`` and the results are in the order of IndexFields, INDEX_TABLES and INDEX_RESULTS, where
+        groups follow. Page deltas are applied first; last, ``tables`` get what the step's kernels are going to write.
+        What a row reads from is decided before that.
+        """
+        results: list[Tensor] = self._ops.step_index(fields, tables, sizes)
+        return results
 
     def linear(self, x: Tensor, w: Packed) -> Tensor:
         """``x`` [T, K] times the transposed weight: [T, N]."""

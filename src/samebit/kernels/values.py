@@ -10,6 +10,7 @@ axis; tokens from ``query_start[B]`` on are padding and belong to nobody.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -115,3 +116,53 @@ class PackedExperts:
     intermediate: int
     hidden: int
     product: Callable[..., Tensor]
+
+
+class IndexFields(NamedTuple):
+    """Inputs of ``KernelSet.step_index``; shapes and dtypes are those of the step's inputs of the same names."""
+
+    query_start: Tensor
+    token_ids: Tensor
+    row_slots: Tensor
+    row_continues: Tensor
+    row_resume: Tensor
+    row_start: Tensor
+    row_tags: Tensor
+    row_resume_tag: Tensor
+    entry_rows: Tensor
+    entry_snapshots: Tensor
+    entry_boundaries: Tensor
+    sample_rows: Tensor
+    sample_offsets: Tensor
+    sample_targets: Tensor
+    delta_groups: Tensor
+    delta_slots: Tensor
+    delta_indices: Tensor
+    delta_pages: Tensor
+    delta_stamps: Tensor
+
+
+INDEX_TABLES = ("length", "next_token", "ring_tags", "row_tags")
+"""Tables of ``KernelSet.step_index``, in order; then the page table of every group, then the page stamps of every group."""
+
+INDEX_RESULTS = (
+    "row_start",
+    "token_ids", "positions", "write_rows", "token_tags",
+    "read_rows", "read_tags", "store_rows", "store_tags", "rows_intact",
+    "entry_sources", "entry_source_tags", "entry_dest",
+    "sample_tokens", "sample_slots", "sample_positions",
+)  # fmt: skip
+"""Results of ``KernelSet.step_index``, in order; then every group's write slots, then every group's completed pages."""
+
+
+class IndexSizes(NamedTuple):
+    """Constants of a pool's addresses.
+
+    Slot s has the ring rows ``ring_origin + s * ring_length + position % ring_length``, snapshot i the ``history`` rows from ``snapshot_origin + i * history``.
+    """
+
+    history: int
+    ring_length: int
+    ring_origin: int
+    snapshot_origin: int
+    page_size: int

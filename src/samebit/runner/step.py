@@ -19,8 +19,11 @@ LOGITS_SLICE = 512
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """Results on the device: per logits row `tokens`, `logprobs`, `ranks`, `finite` [L] and `top_ids`, `top_logprobs`
-    [L, N]; `rows_intact` [B], `pages_intact` and `rows_written` [E] (see StepOutput)."""
+    """Results on the device.
+
+    Per logits row `tokens`, `logprobs`, `ranks`, `finite` [L] and `top_ids`, `top_logprobs` [L, N]; `rows_intact` [B],
+    `pages_intact` and `rows_written` [E] as in StepOutput.
+    """
 
     tokens: Tensor
     logprobs: Tensor
@@ -37,7 +40,7 @@ def run_step(
     model: CausalLM, kernels: KernelSet, inputs: StaticInputs, pools: StatePools, bucket: Bucket
 ) -> StepTensors:
     """Forward all tokens, draw or score every logits row, note the drawn tokens per slot, compare all tags."""
-    index = build_index(inputs, pools)
+    index = build_index(inputs, pools, kernels)
     hidden = model.forward(index, pools).index_select(0, index.sample_tokens)
     parts = [
         _sample(model, kernels, hidden, inputs, index.sampling, bucket, first)

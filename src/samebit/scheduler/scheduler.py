@@ -187,7 +187,7 @@ class Scheduler:
         self._waiting.popleft()
         self._running.append(sequence)
         sequence.status, sequence.state = Status.RUNNING, state
-        sequence.has_stepped = sequence.drew_last = False
+        sequence.drew_last = False
         if sequence.num_cached < 0:
             sequence.num_cached = state.length
         sequence.num_chunks += 1
@@ -248,7 +248,6 @@ class Scheduler:
             return None
         if not usable:
             return self._error(sequence, "the model's logits are not finite")
-        sequence.has_stepped = True
         self._manager.trim(state)
         return self._take_samples(sequence, row, samples)
 
@@ -299,7 +298,7 @@ class Scheduler:
         """Plan an empty row that publishes the page floor, or drop at once where there is nothing to publish."""
         state = sequence.state
         assert state is not None, "a running sequence has state"
-        has_news = sequence.has_stepped and publishable_boundary(state, self._config.page_size) is not None
+        has_news = publishable_boundary(state, self._config.page_size) is not None
         if not (has_news and self._manager.enable_caching):
             self._drop(sequence)
             return

@@ -39,7 +39,7 @@ class Sequence:
 
     `num_cached` is the hit of the first admission (-1 before it). `prompt_end` is the checkpoint boundary at the prompt's
     end. `is_cold` bars the prefix cache after a damaged resume. `max_length` is where it ends for lack of room.
-    `has_stepped`: a step has run since its admission. `drew_last`: that step drew the last token, so the device has it.
+    `drew_last`: the last step drew its last token, so the device has it.
     """
 
     request: Request
@@ -53,7 +53,6 @@ class Sequence:
     num_chunks: int = 0
     num_scored: int = 0
     is_cold: bool = False
-    has_stepped: bool = False
     drew_last: bool = False
     finish_reason: FinishReason | None = None
     stop_ids: frozenset[int] = field(default_factory=frozenset)

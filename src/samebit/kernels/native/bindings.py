@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from samebit.kernels.native.build import NativeLibrary
+from samebit.kernels.torch_index import index_counts, index_results
+from samebit.kernels.values import IndexSizes
 
 _FLOAT = torch.float32
 # p: address, l: long, d: double
 _SIGNATURES = {
+    "step_index": "pppp",
     "linear": "ppplllll",
     "rms_norm": "ppplldl",
     "swiglu": "pplll",
@@ -285,6 +288,24 @@ def _other_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
     return {"moe": moe, "sample": sample, "top_logprobs": top_logprobs}
 
 
+def _index_operator(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
+    c_index = _function(library, "step_index")
+
+    def step_index(fields: list[Tensor], tables: list[Tensor], sizes: list[int]) -> list[Tensor]:
+        given = IndexSizes(*sizes)
+        for x in (*fields, *tables):
+            assert x.is_contiguous(), x.stride()
+        results = index_results(fields, tables, given)
+        counts = index_counts(fields, tables)
+        addresses = [
+            (ctypes.c_void_p * len(group))(*[x.data_ptr() for x in group]) for group in (fields, tables, results)
+        ]
+        c_index(*addresses, (ctypes.c_long * (len(counts) + len(given)))(*counts, *given))
+        return results
+
+    return {"step_index": step_index}
+
+
 def implementations(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
     """Every operator by its plain name."""
-    return _row_operators(library) | _state_operators(library) | _other_operators(library)
+    return _index_operator(library) | _row_operators(library) | _state_operators(library) | _other_operators(library)
