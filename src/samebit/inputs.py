@@ -107,7 +107,7 @@ def _dtype(name: str) -> torch.dtype:
 def _length(name: str, bucket: Bucket) -> int:
     if name == "query_start":
         return bucket.rows + 1
-    axis = name.split("_")[0]
+    axis = name.split("_", maxsplit=1)[0]
     return {
         "token": bucket.tokens,
         "row": bucket.rows,
