@@ -4,7 +4,7 @@
 #include "simd.h"
 
 #define TOKENS 4  // query tokens per tile
-#define HANDOVER_WORK 500000  // below some 40 us, waking a helper costs more than it gives
+#define HANDOVER_WORK 50000  // below some 5 us, handing work over costs more than it gives
 
 typedef struct {
   const float *q, *rel, *proj, *tau, *k_pages, *v_pages;

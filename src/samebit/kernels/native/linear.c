@@ -6,7 +6,7 @@
 #define K_BLOCK 256
 #define MAX_ROWS 6
 #define ROW_CHUNK 48
-#define HANDOVER_WORK 1000000  // below some 40 us, waking a helper costs more than it gives
+#define HANDOVER_WORK 100000  // below some 5 us, handing work over costs more than it gives
 
 long panel_columns(void) { return PANEL; }
 

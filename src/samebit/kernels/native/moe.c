@@ -3,7 +3,7 @@
 #include "simd.h"
 
 #define ROW_CHUNK 48
-#define HANDOVER_WORK 1000000  // below some 40 us, waking a helper costs more than it gives
+#define HANDOVER_WORK 100000  // below some 5 us, handing work over costs more than it gives
 
 typedef struct {
   const float *x, *weights;
