@@ -43,7 +43,7 @@ class Engine:
         self.tokenizer = Tokenizer(folder)
         kernels, model = _load_certified(config, folder, device)
         geometry, max_length = size_pools(config, model.state_layout(), model.max_length)
-        pools = StatePools(geometry, device, poison=config.poison)
+        self.pools = pools = StatePools(geometry, device, poison=config.poison)
         self.manager = StateManager(
             geometry,
             enable_caching=config.enable_prefix_caching,

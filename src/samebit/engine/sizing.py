@@ -10,7 +10,6 @@ from samebit.state.layout import PageGroup, StateGeometry, StateLayout
 
 _log = logging.getLogger(__name__)
 
-_ELEMENT_BYTES = 4
 _MAX_CHECKPOINTS = 1024
 
 
@@ -23,7 +22,7 @@ def size_pools(config: EngineConfig, layout: StateLayout, model_max_length: int)
         raise ConfigError(f"max_model_len={config.max_model_len}: the model's limit is {model_max_length}")
     length = config.max_model_len or model_max_length
     num_checkpoints = config.num_checkpoints or _affordable_checkpoints(config, layout)
-    num_pages = tuple(_num_pages(config, group, length, num_checkpoints) for group in layout.groups)
+    num_pages = tuple(_num_pages(config, layout, group, length, num_checkpoints) for group in layout.groups)
     for group, count in zip(layout.groups, num_pages, strict=True):
         capacity = count * config.page_size
         if group.window is None and capacity < length:
@@ -44,8 +43,8 @@ def size_pools(config: EngineConfig, layout: StateLayout, model_max_length: int)
     return geometry, length
 
 
-def _page_bytes(group: PageGroup, page_size: int) -> int:
-    return sum(2 * layer.num_kv_heads * layer.head_dim for layer in group.layers) * page_size * _ELEMENT_BYTES
+def _page_bytes(layout: StateLayout, group: PageGroup, page_size: int) -> int:
+    return sum(2 * layer.num_kv_heads * layer.head_dim for layer in group.layers) * page_size * layout.element_bytes
 
 
 def _window_pages(group: PageGroup, page_size: int) -> int:
@@ -63,19 +62,21 @@ def _live_window_pages(config: EngineConfig, group: PageGroup) -> int:
 def _affordable_checkpoints(config: EngineConfig, layout: StateLayout) -> int:
     """Checkpoints that fit half of the budget together with their windows; at least one a running sequence."""
     windows = [group for group in layout.groups if group.window is not None]
-    row_bytes = sum(stream.width for stream in layout.streams) * _ELEMENT_BYTES
+    row_bytes = sum(stream.width for stream in layout.streams) * layout.element_bytes
     each = layout.history * row_bytes
-    each += sum(_window_pages(group, config.page_size) * _page_bytes(group, config.page_size) for group in windows)
+    each += sum(
+        _window_pages(group, config.page_size) * _page_bytes(layout, group, config.page_size) for group in windows
+    )
     return max(config.max_num_seqs, min(_MAX_CHECKPOINTS, config.cache_bytes // 2 // max(each, 1)))
 
 
-def _num_pages(config: EngineConfig, group: PageGroup, length: int, num_checkpoints: int) -> int:
+def _num_pages(config: EngineConfig, layout: StateLayout, group: PageGroup, length: int, num_checkpoints: int) -> int:
     per_sequence = -(-length // config.page_size)
     if group.window is not None:
         wanted = _live_window_pages(config, group) + num_checkpoints * _window_pages(group, config.page_size)
         return config.num_window_pages or wanted
     if config.num_pages is not None:
         return config.num_pages
-    affordable = config.cache_bytes // 2 // _page_bytes(group, config.page_size)
+    affordable = config.cache_bytes // 2 // _page_bytes(layout, group, config.page_size)
     # Twice what running sequences can use leaves as much for the prefix cache; more than that is seldom touched.
     return max(2, min(affordable, 2 * config.max_num_seqs * per_sequence))

@@ -16,6 +16,7 @@ from samebit.core.errors import CheckpointError
 from samebit.indexing import StepIndex
 from samebit.kernels.sets import KernelSet
 from samebit.models.checkpoint import read_json
+from samebit.models.hash import load_hash
 from samebit.models.inkling_weights import load_inkling
 from samebit.state.layout import StateLayout
 from samebit.state.pools import StatePools
@@ -36,7 +37,10 @@ class CausalLM(Protocol):
         ...
 
     def forward(self, index: StepIndex, pools: StatePools) -> Tensor:
-        """Run the step's tokens through all layers: [T, H] fp32, after the final norm. Writes the pools."""
+        """Run the step's tokens through all layers: [T, H], after the final norm. Writes the pools.
+
+        The elements are fp32, or whatever else `logits` takes.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -51,6 +55,7 @@ class CausalLM(Protocol):
 _LOADERS: Mapping[str, Callable[[Path, KernelSet, torch.device], CausalLM]] = {
     "inkling_mm_model": load_inkling,
     "inkling_text": load_inkling,
+    "samebit_hash": lambda path, _kernels, device: load_hash(path, device),
 }
 
 

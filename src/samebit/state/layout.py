@@ -6,6 +6,8 @@ device (addresses) both compute with.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from samebit.core.plan import SlotId, SnapshotId
@@ -41,16 +43,25 @@ class ConvStream(msgspec.Struct, frozen=True):
 
 
 class StateLayout(msgspec.Struct, frozen=True):
-    """All state of a model: page groups (at most one without a window) and conv streams of one kernel size K."""
+    """All state of a model: page groups (at most one without a window) and conv streams of one kernel size K.
+
+    `element` is what K, V and conv rows are made of.
+    """
 
     groups: tuple[PageGroup, ...]
     streams: tuple[ConvStream, ...]
     kernel_size: int
+    element: Literal["float32", "int64"] = "float32"
 
     @property
     def history(self) -> int:
         """Conv rows that precede a position in State(t): K - 1."""
         return self.kernel_size - 1
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element."""
+        return 8 if self.element == "int64" else 4
 
 
 class StateGeometry(msgspec.Struct, frozen=True, kw_only=True):

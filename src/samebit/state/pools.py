@@ -15,6 +15,9 @@ from samebit.core.plan import INERT_SLOT, SINK_PAGE, RetiredIds
 from samebit.state.layout import SINK_ROW, ZERO_ROW, StateGeometry
 
 _POISON_TAG = 0x7F7F7F7F7F7F7F7F
+_DTYPES = {"float32": torch.float32, "int64": torch.int64}
+# Integers have no NaN; any word that no model writes will do.
+_POISON: dict[str, float | int] = {"float32": torch.nan, "int64": 0x7E7E7E7E7E7E7E7E}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +58,13 @@ class StatePools:
 
     def __init__(self, geometry: StateGeometry, device: torch.device, *, poison: bool = False) -> None:
         self.geometry = geometry
-        self._poison = poison
         layout = geometry.layout
+        self._is_poisoned, self._poison = poison, _POISON[layout.element]
+        self._dtype = _DTYPES[layout.element]
         rows = (geometry.num_rows,)
         self.row_tags = torch.zeros(len(layout.streams), *rows, dtype=torch.int64, device=device)
         self.conv = tuple(
-            ConvPool(torch.zeros(*rows, stream.width, dtype=torch.float32, device=device), self.row_tags[i])
+            ConvPool(torch.zeros(*rows, stream.width, dtype=self._dtype, device=device), self.row_tags[i])
             for i, stream in enumerate(layout.streams)
         )
         self.page_tags = tuple(
@@ -82,25 +86,25 @@ class StatePools:
         return sum(t.nbytes for t in (*tensors, *(pool.rows for pool in self.conv)))
 
     def wipe(self, retired: RetiredIds) -> None:
-        """Overwrite freed memory with NaN and a tag nobody uses; does nothing unless poison is on."""
-        if not self._poison:
+        """Overwrite freed memory with NaN (integers: a word nobody writes) and a tag nobody uses, if poison is on."""
+        if not self._is_poisoned:
             return
         for group, page in retired.pages:
             for pool in self.kv[group]:
-                pool.k[page] = torch.nan
-                pool.v[page] = torch.nan
+                pool.k[page] = self._poison
+                pool.v[page] = self._poison
             self.page_tags[group][:, page] = _POISON_TAG
         ranges = [(self.geometry.snapshot_base(s), self.geometry.layout.history) for s in retired.snapshots]
         ranges += [(self.geometry.ring_base(s), self.geometry.ring_length) for s in retired.slots]
         for first, count in ranges:
             for conv in self.conv:
-                conv.rows[first : first + count] = torch.nan
+                conv.rows[first : first + count] = self._poison
             self.row_tags[:, first : first + count] = _POISON_TAG
 
     def _kv_pool(self, group: int, index: int, device: torch.device) -> KvPool:
         layer = self.geometry.layout.groups[group].layers[index]
         shape = (self.geometry.num_pages[group] + 1, self.geometry.page_size, layer.num_kv_heads, layer.head_dim)
-        k, v = (torch.zeros(shape, dtype=torch.float32, device=device) for _ in range(2))
+        k, v = (torch.zeros(shape, dtype=self._dtype, device=device) for _ in range(2))
         return KvPool(k, v, self.page_tags[group][index])
 
     def _slot_tables(self, device: torch.device) -> SlotTables:
@@ -121,10 +125,10 @@ class StatePools:
     def _fill_with_poison(self) -> None:
         for group in self.kv:
             for pool in group:
-                pool.k[SINK_PAGE + 1 :] = torch.nan
-                pool.v[SINK_PAGE + 1 :] = torch.nan
+                pool.k[SINK_PAGE + 1 :] = self._poison
+                pool.v[SINK_PAGE + 1 :] = self._poison
         for conv in self.conv:
-            conv.rows[SINK_ROW:] = torch.nan
+            conv.rows[SINK_ROW:] = self._poison
         for tags in self.page_tags:
             tags[:, SINK_PAGE + 1 :] = _POISON_TAG
         self.row_tags[:, SINK_ROW:] = _POISON_TAG
