@@ -1,0 +1,90 @@
+"""The documentation names every setting, field, flag, endpoint and metric, and links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from samebit import EngineConfig, SamplingParams
+from samebit.cli import app
+from samebit.engine.metrics import ServerMetrics
+from samebit.server.app import Service, create_app
+from samebit.server.request_models import NEUTRAL, ChatBody, ChatMessage, CompletionBody, StreamOptions
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+COMMANDS = typer.main.get_command(app).commands
+
+
+def words(page):
+    """Everything in code quotes on a page, and the words in it."""
+    quoted = set(re.findall(r"`([^`\n]+)`", (DOCS / page).read_text()))
+    return quoted | {word for text in quoted for word in re.split(r"[\s,=./()]+", text)}
+
+
+def flags(command):
+    params = [p for p in COMMANDS[command].params if p.param_type_name == "option"]
+    return {flag for p in params for flag in (*p.opts, *p.secondary_opts) if flag.startswith("--")} - {"--help"}
+
+
+def test_every_flag_of_serve_is_in_the_table():
+    assert len(flags("serve")) > 15
+    assert flags("serve") - words("serving.md") == set()
+
+
+def test_every_flag_of_generate_and_chat_is_told():
+    shown = words("offline.md") | {"--max-tokens", "--input", "--output"}
+    assert (flags("generate") | flags("chat")) - shown == set()
+
+
+def test_no_flag_is_told_that_does_not_exist():
+    real = set().union(*(flags(command) for command in COMMANDS))
+    for page in ("serving.md", "offline.md", "quickstart.md"):
+        told = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (DOCS / page).read_text()))
+        assert told, page
+        assert told - real == set(), page
+
+
+@pytest.mark.parametrize("model", [ChatBody, CompletionBody, ChatMessage, StreamOptions])
+def test_every_field_of_a_body_is_told(model):
+    assert set(model.model_fields) - words("serving.md") == set()
+
+
+def test_every_field_that_is_only_accepted_empty_is_told():
+    assert set(NEUTRAL) - words("serving.md") == set()
+
+
+@pytest.mark.parametrize("struct", [EngineConfig, SamplingParams])
+def test_every_setting_and_its_default_is_told(struct):
+    assert set(struct.__struct_fields__) - words("offline.md") == set()
+
+
+def test_every_metric_is_told():
+    told = words("serving.md")
+    names = {
+        sample.name.removeprefix("samebit:")
+        for metric in ServerMetrics("x").registry.collect()
+        for sample in metric.samples
+        if not re.search(r"_(created|bucket|count|sum)$", sample.name)
+    }
+    families = {m.name.removeprefix("samebit:") for m in ServerMetrics("x").registry.collect() if m.type == "histogram"}
+    assert len(names) > 10
+    assert len(families) == 3
+    assert (names | families) - told == set()
+
+
+def test_every_endpoint_is_told():
+    paths = set(create_app(Service(None, None, None, None, None, started=0, max_body_bytes=1)).openapi()["paths"])
+    assert len(paths) > 5
+    told = (DOCS / "serving.md").read_text()
+    assert {path for path in paths if f" {path}`" not in told} == set()
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(f"docs/{path.name}" for path in DOCS.glob("*.md"))])
+def test_links_lead_somewhere(page):
+    path = ROOT / page
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+        # The examples and README are tested without the tree around them, too.
+        if (path.parent / target).resolve().is_relative_to(DOCS):
+            assert (path.parent / target).is_file(), target
