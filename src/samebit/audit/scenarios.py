@@ -1,0 +1,66 @@
+"""The matrix of circumstances in which one request must give one answer. Plain values; runs nothing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from samebit.core.config import EngineConfig, Schedule
+
+CACHES = ("off", "cold", "hit")
+COMPANIES = ("solo", "batch", "preempted")
+CHUNKS: dict[str, tuple[int, ...]] = {"whole": (), "7": (7,), "mixed": (1, 33, 5, 16)}
+# A way of executing a step, and the engine settings that choose it.
+EXECUTIONS: dict[str, dict[str, Any]] = {"eager": {}}  # Any: values of EngineConfig's fields
+
+_PREEMPT_PERCENT = 12
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """Circumstances of a run.
+
+    `cache`: "off"; "cold" (on, but every request has a namespace of its own); "hit" (after siblings, then once more).
+    `company`: "solo", "batch" (all at once), or "preempted" (a batch whose rows are also shuffled, padded and preempted;
+    a request that is alone cannot be preempted). `chunks` and `execution` name entries of CHUNKS and EXECUTIONS.
+    """
+
+    cache: str
+    company: str
+    chunks: str
+    execution: str
+
+    @property
+    def name(self) -> str:
+        """The axes in a row."""
+        return f"{self.cache} / {self.company} / chunks {self.chunks} / {self.execution}"
+
+    @property
+    def axes(self) -> dict[str, str]:
+        """The axes by name."""
+        return {name: str(value) for name, value in msgspec.structs.asdict(self).items()}
+
+    def config(self, base: EngineConfig, seed: int) -> EngineConfig:
+        """`base` under these circumstances. Scenarios with equal configs can share an engine."""
+        chunk_sizes = CHUNKS[self.chunks]
+        schedule = Schedule(seed=seed, chunk_sizes=chunk_sizes)
+        if self.company == "preempted":
+            schedule = Schedule(
+                seed=seed,
+                chunk_sizes=chunk_sizes,
+                preempt_percent=_PREEMPT_PERCENT,
+                pad_tokens=5,
+                pad_rows=2,
+                shuffle_rows=True,
+            )
+        changes = {"enable_prefix_caching": self.cache != "off", "schedule": schedule, **EXECUTIONS[self.execution]}
+        return msgspec.structs.replace(base, **changes)
+
+
+def all_scenarios(chunks: Mapping[str, tuple[int, ...]] = CHUNKS) -> list[Scenario]:
+    """Every combination, in an order that keeps equal configs together."""
+    axes = itertools.product(EXECUTIONS, chunks, COMPANIES, CACHES)
+    found = [Scenario(cache=cache, company=who, chunks=cut, execution=how) for how, cut, who, cache in axes]
+    return sorted(found, key=lambda s: (s.execution, s.chunks, s.company == "preempted", s.cache == "off"))
