@@ -1,0 +1,107 @@
+"""What a request on the hash model must get, from the cold interpreter; and what its checkpoints must hold.
+
+Sampling itself is not in question here: the engine's own kernels draw, from the interpreter's logits, a row at a time.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from samebit.audit.replay import Answer
+from samebit.core.request import Request, TokenLogprobs
+from samebit.engine.engine import Engine
+from samebit.kernels.sets import KernelSet
+from samebit.kernels.values import SampleColumns
+from samebit.models.hash import HashConfig
+from samebit.state.prefix_tree import Checkpoint
+from tests.hash.cold import ColdModel
+
+
+def cold_model(config: HashConfig) -> ColdModel:
+    return ColdModel(list(config.mixers), config.kernel_size, config.vocab_size)
+
+
+class Oracle:
+    """Answers by the interpreter; `max_length` is the most tokens that a request can have."""
+
+    def __init__(self, config: HashConfig, kernels: KernelSet, max_length: int) -> None:
+        self.config, self.kernels, self.max_length = config, kernels, max_length
+
+    def __call__(self, request: Request) -> Answer:
+        params, prompt, model = request.params, request.prompt_token_ids, cold_model(self.config)
+        stops = {*(params.stop_token_ids or ()), *(() if params.ignore_eos else request.eos_token_ids)}
+        answer = Answer(text=None)
+        for position, token in enumerate(prompt):
+            if params.prompt_logprobs is not None and position >= max(1, request.prompt_logprobs_start):
+                answer.prompt_logprobs.append(self._draw(model, request, params.prompt_logprobs, target=token))
+            model.feed(token)
+        room = min(params.max_tokens or self.max_length, self.max_length - len(prompt))
+        while True:
+            banned = stops if len(answer.token_ids) < params.min_tokens else set()
+            drawn = self._draw(model, request, params.logprobs or 0, banned=banned)
+            answer.token_ids.append(drawn.token_id)
+            answer.logprobs += [drawn] if params.logprobs is not None else []
+            if drawn.token_id in stops and len(answer.token_ids) >= params.min_tokens:
+                answer.finish_reason = "stop"
+            elif len(answer.token_ids) >= room:
+                answer.finish_reason = "length"
+            if answer.finish_reason:
+                return answer
+            model.feed(drawn.token_id)
+
+    def _draw(self, model, request, num_top, *, target=-1, banned=frozenset()) -> TokenLogprobs:
+        logits = torch.tensor([model.logits()])
+        if banned:
+            barred = logits.clone()
+            barred[0, sorted(banned)] = -1e30
+            target = int(self.kernels.sample(barred, self._columns(model, request, target))[0])
+        token, logprob, rank, _ = self.kernels.sample(logits, self._columns(model, request, target))
+        ids, logprobs = self.kernels.top_logprobs(logits, num_top)
+        return TokenLogprobs(int(token), float(logprob), int(rank), ids[0].tolist(), logprobs[0].tolist())
+
+    def _columns(self, model, request, target) -> SampleColumns:
+        params = request.params
+        integers = {"top_k": max(params.top_k, 0), "sample_index": request.sample_index, "target": target}
+        reals = {"temperature": params.temperature, "top_p": params.top_p, "min_p": params.min_p}
+        return SampleColumns(
+            seed=torch.tensor([request.seed]),
+            position=torch.tensor([model.num_tokens]),
+            **{name: torch.tensor([value], dtype=torch.int32) for name, value in integers.items()},
+            **{name: torch.tensor([value], dtype=torch.float32) for name, value in reals.items()},
+        )
+
+
+def check_bytes(engine: Engine, config: HashConfig, checkpoint: Checkpoint) -> None:
+    """Every component of a checkpoint is what a cold run of its key leaves there."""
+    geometry, model = engine.pools.geometry, cold_model(config)
+    path = [*checkpoint.node.lineage()][-2::-1]
+    for token in (token for node in path for token in node.key):
+        model.feed(token)
+    assert model.num_tokens == checkpoint.boundary == len(path) * geometry.page_size
+    history, size, windows = geometry.layout.history, geometry.page_size, config.windows
+    places = dict.fromkeys(config.mixers, 0)
+    for mixer, past in zip(config.mixers, model.past, strict=True):
+        place = places[mixer]
+        places[mixer] += 1
+        if mixer == "conv":
+            base = geometry.snapshot_base(checkpoint.snapshot)
+            found = engine.pools.conv[place].rows[base : base + history, 0].tolist()
+            wanted = ([0] * history + past)[-history:]
+            assert found == [_signed(word) for word in wanted], f"conv stream {place}"
+            continue
+        window = mixer if isinstance(mixer, int) else None
+        group = windows.index(window)
+        pages = {i: node.page for i, node in enumerate(path)}
+        if window is not None:
+            pages = {held.index: held.page for held in checkpoint.windows[group]}
+            first = max(0, checkpoint.boundary - window + 1) // size
+            assert set(pages) >= set(range(first, len(path))), f"window {window} is not covered"
+        pool = engine.pools.kv[group][place]
+        for index, page in pages.items():
+            wanted = past[index * size : (index + 1) * size]
+            found = list(zip(*(t[page].flatten().tolist() for t in (pool.k, pool.v)), strict=True))
+            assert found == [(_signed(k), _signed(v)) for k, v in wanted], f"group {group}, layer {place}, page {index}"
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word

@@ -1,0 +1,50 @@
+"""Any history of arrivals, aborts, evictions, preemptions and damage gives every request the interpreter's answer."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import settings
+
+from samebit.audit.replay import Abort, Drain, Evict, Step
+from tests.hash.fuzzer import LAYOUTS, SHARED, VOCAB, EngineMachine, World
+
+TestAnyHistory = EngineMachine.TestCase
+TestAnyHistory.settings = settings(max_examples=100, stateful_step_count=25)
+
+
+@pytest.mark.slow
+class TestLongHistories(EngineMachine.TestCase):
+    settings = settings(stateful_step_count=60)
+
+
+@pytest.mark.parametrize("layout", range(len(LAYOUTS)))
+def test_a_long_busy_run_is_exact(layout):
+    rng = random.Random(layout)
+    schedule = {"seed": 5, "preempt_percent": 8, "chunk_sizes": (7, 3, 16), "pad_rows": 1, "shuffle_rows": True}
+    pools = {"max_num_seqs": 4, "num_checkpoints": 6, "num_pages": 14, "num_window_pages": 20}
+    world = World(*LAYOUTS[layout], **pools, schedule=schedule, max_num_batched_tokens=16, checkpoint_interval=8)
+    for _ in range(500):
+        live = world.player.live
+        match rng.choices(["arrive", "step", "abort", "evict"], [25, 70, 4, 1])[0]:
+            case "arrive" if len(live) < 12:
+                prompt = SHARED[: rng.randint(0, 24)] + rng.choices(range(VOCAB), k=rng.randint(1, 8))
+                params = {"max_tokens": rng.randint(1, 8), "temperature": rng.choice([0.0, 1.0]), "logprobs": 2}
+                world.add(prompt, n=rng.choice([1, 1, 3]), params=params, salt=rng.choice(["", "", "tenant"]))
+            case "abort" if live:
+                world.do(Abort(rng.choice(live)))
+            case "evict":
+                world.do(Evict())
+            case _:
+                world.do(Step(2))
+    world.do(Drain())
+    world.check_cache()
+    world.check_empty()
+    # The run must have been worth it: every kind of event, many times.
+    counters = world.engine.scheduler.counters
+    assert counters.num_preemptions > 20
+    assert counters.num_published > 100
+    assert world.engine.manager.num_evicted_tokens > 100
+    assert world.player.num_hits > 10
+    print(counters, world.engine.manager.num_evicted_tokens, world.player.num_hits, world.player.num_steps)
