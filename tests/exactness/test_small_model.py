@@ -173,3 +173,13 @@ def test_an_abort_leaves_the_others_alone_and_holds_nothing(make_engine, cold):
         mine = [output for output in outputs if output.request_id == "kept"]
         assert [t for output in mine for t in output.token_ids] == cold(kept).token_ids
         assert engine.manager.slots.num_used == 0
+
+
+def test_siblings_wait_for_the_prefix_that_the_first_of_them_computes(make_engine, cold):
+    engine = make_engine(max_num_batched_tokens=16)
+    prompt = list(range(60, 91))
+    requests = [make_request(str(n), prompt, seed=n, temperature=0.9) for n in range(4)]
+    stranger = make_request("stranger", [1, 2, 3])
+    results = run(engine, [*requests, stranger])
+    assert [results[request.request_id].num_cached_tokens for request in requests] == [0, 28, 28, 28]
+    assert all(results[request.request_id] == cold(request) for request in [*requests, stranger])

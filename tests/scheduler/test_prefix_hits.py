@@ -70,13 +70,17 @@ def test_a_fork_inside_a_page_hits_for_the_third_sibling(shared, suffix):
     assert hits[2:] == [page_floor(shared)] * 2
 
 
-@pytest.mark.parametrize("length", [5, 20, 23])
-def test_thirty_two_identical_prompts_in_one_step_answer_alike(length):
+@pytest.mark.parametrize("length", [3, 4, 5, 20, 23])
+def test_thirty_two_identical_prompts_at_once_answer_alike(length):
     world = World(make_geometry(num_slots=32, num_pages=(300, 300)), budget=1024)
     siblings = [world.add(tokens(length), seed=7) for _ in range(32)]
     world.step()
-    assert len(world.plan.rows) == 32
+    # A prompt of up to a page is nothing to wait for; of a longer one the first is computed, and nothing matched before.
+    assert len(world.plan.rows) == (32 if length <= PAGE else 1)
     assert not any(row.resume_snapshot for row in world.plan.rows), "nothing is matched before it is written"
+    world.step()
+    assert len(world.plan.rows) == 32
+    assert all(row.resume_snapshot for row in world.plan.rows[1:]) == (length > PAGE)
     world.run()
     assert len({tuple(sibling.outputs) for sibling in siblings}) == 1
     # One path: duplicates were given back.

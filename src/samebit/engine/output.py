@@ -60,6 +60,8 @@ class OutputProcessor:
             text += detokenizer.finish()
         if detokenizer.match is not None:
             reason, stop = "stop", detokenizer.match.stop_string
+        elif stop not in (params.stop_token_ids or ()):
+            stop = None  # the model's own end token is no reason of the caller's
         if reason is not None:
             self.close(progress.request_id)
         return EngineOutput(

@@ -72,6 +72,17 @@ def match_limit(sequence: Sequence) -> int:
     return 0 if sequence.is_cold else limit
 
 
+def promised_boundary(leader: Sequence, follower: Sequence, limit: int, interval: int) -> int:
+    """The deepest boundary within `limit` that running `leader` has yet to publish and `follower` could resume from; or 0."""
+    assert leader.state is not None, "a running sequence has state"
+    length = leader.state.length
+    if length >= leader.prompt_end or leader.token_ids[0] != follower.token_ids[0]:
+        return 0
+    shared = _shared_length(leader.token_ids, follower.token_ids, limit)
+    promised = max(shared // interval * interval, leader.prompt_end if leader.prompt_end <= shared else 0)
+    return promised if promised > length else 0
+
+
 def chunk_limit(schedule: Schedule, sequence: Sequence, length: int) -> int:
     """`length`, or less where the schedule cuts a sequence's next chunk."""
     if not schedule.chunk_sizes:
@@ -89,6 +100,18 @@ def publishable_boundary(state: SequenceState, page_size: int) -> int | None:
     """The page floor of a committed length, unless it is already published (or empty)."""
     floor = state.length // page_size * page_size
     return floor if floor > state.published else None
+
+
+def _shared_length(one: list[int], other: list[int], limit: int) -> int:
+    """How many of their first `limit` tokens two sequences share."""
+    low, high = 0, min(len(one), len(other), limit)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _plan_row(row: PlannedRow) -> PlanRow:

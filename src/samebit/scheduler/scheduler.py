@@ -18,6 +18,7 @@ from samebit.scheduler.planning import (
     chunk_limit,
     is_picked,
     match_limit,
+    promised_boundary,
     publishable_boundary,
     write_plan,
 )
@@ -113,8 +114,11 @@ class Scheduler:
             room = self._room(planned)
             row = self._running_row(sequence, room) if room and sequence.status is Status.RUNNING else None
             planned += [row] if row else []
-        while self._waiting and (room := self._room(planned)):
-            row = self._admitted_row(self._waiting[0], room)
+        for sequence in list(self._waiting):
+            room = self._room(planned)
+            if room and self._awaits_prefix(sequence):
+                continue
+            row = self._admitted_row(sequence, room) if room else None
             if row is None:
                 break
             planned.append(row)
@@ -173,8 +177,18 @@ class Scheduler:
         sequence.num_chunks += 1
         return PlannedRow(sequence, state, state.length, num_tokens)
 
+    def _awaits_prefix(self, sequence: Sequence) -> bool:
+        """Whether a running sequence is about to publish more of this one's tokens than the cache holds now."""
+        if not self._manager.enable_caching:
+            return False
+        limit, salt = match_limit(sequence), sequence.request.cache_salt
+        leaders = [s for s in self._running if s.request.cache_salt == salt]
+        promised = [promised_boundary(s, sequence, limit, self._config.checkpoint_interval) for s in leaders]
+        best = max(promised, default=0)
+        return best > 0 and best > self._manager.match_length(salt, sequence.token_ids, limit)
+
     def _admitted_row(self, sequence: Sequence, room: int) -> PlannedRow | None:
-        """Admit the first waiting sequence if its whole prompt finds pages now, without preempting anybody."""
+        """Admit a waiting sequence if its whole prompt finds pages now, without preempting anybody."""
         total = len(sequence.token_ids)
         state = self._manager.admit(sequence.request.cache_salt, sequence.token_ids, match_limit(sequence))
         if state is None:
@@ -184,7 +198,7 @@ class Scheduler:
         if not num_tokens:
             self._manager.release(state)
             return None
-        self._waiting.popleft()
+        self._waiting.remove(sequence)
         self._running.append(sequence)
         sequence.status, sequence.state = Status.RUNNING, state
         sequence.drew_last = False

@@ -83,6 +83,11 @@ class StateManager:
 
     # Admission and growth
 
+    def match_length(self, namespace: str, tokens: list[int], limit: int) -> int:
+        """Tokens of the deepest checkpoint with at most `limit` tokens of `tokens`."""
+        path = self.tree.walk(namespace, tokens, limit)
+        return max((node.num_tokens for node in path if node.checkpoint), default=0)
+
     def admit(self, namespace: str, tokens: list[int], limit: int) -> SequenceState | None:
         """A new sequence at the deepest checkpoint with at most `limit` tokens of `tokens`; None without a free slot."""
         slot = self.slots.take()
