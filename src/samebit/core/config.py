@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -24,6 +24,20 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pad_tokens: int = 0
     pad_rows: int = 0
     shuffle_rows: bool = False
+
+
+def parse_settings(settings: dict[str, object]) -> EngineConfig:
+    """An EngineConfig from settings by name; ConfigError names the one that is unknown or of a wrong type or value."""
+    choices = {
+        name: get_args(hint) for name, hint in get_type_hints(EngineConfig).items() if get_origin(hint) is Literal
+    }
+    for name, value in settings.items():
+        if name in choices and value not in choices[name]:
+            raise ConfigError(f"{name}={value!r}: must be one of {', '.join(map(repr, choices[name]))}")
+    try:
+        return msgspec.convert(settings, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"engine settings: {error}") from error
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

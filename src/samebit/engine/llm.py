@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from samebit.core.config import EngineConfig
-from samebit.core.errors import ConfigError, InvalidRequestError, StepError
+from samebit.core.config import parse_settings
+from samebit.core.errors import InvalidRequestError, StepError
 from samebit.core.request import (
     CompletionOutput,
     EngineInfo,
@@ -45,10 +43,7 @@ class LLM:
     """
 
     def __init__(self, model: str | Path = "nano", **settings: Any) -> None:  # Any: checked field by field below
-        try:
-            config = msgspec.convert({"model": str(model), **settings}, EngineConfig)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"engine settings: {error}") from error
+        config = parse_settings({"model": str(model), **settings})
         folder = resolve_model(config.model)
         self._engine = Engine(config)
         self._tokenizer = self._engine.tokenizer
