@@ -9,7 +9,6 @@ import random
 import tempfile
 from pathlib import Path
 
-from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -104,8 +103,8 @@ class World:
         self.script.operations.append(operation)
         try:
             self.player.apply(operation)
-        except Exception:
-            note(self.script.to_json())
+        except Exception as error:
+            error.add_note(self.script.to_json())
             raise
 
     def add(self, prompt: list[int], *, n: int = 1, start: int = 1, params: dict, **options) -> list[str]:

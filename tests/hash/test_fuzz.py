@@ -47,4 +47,3 @@ def test_a_long_busy_run_is_exact(layout):
     assert counters.num_published > 100
     assert world.engine.manager.num_evicted_tokens > 100
     assert world.player.num_hits > 10
-    print(counters, world.engine.manager.num_evicted_tokens, world.player.num_hits, world.player.num_steps)

@@ -280,7 +280,7 @@ def replay(path: Path) -> ReplayReport:
         return ReplayReport(
             num_operations=done,
             num_steps=player.num_steps,
-            num_answers=len(player.answers) - len(player.live),
+            num_answers=sum(answer.finish_reason is not None for answer in player.answers.values()),
             num_hits=player.num_hits,
             num_preemptions=player.engine.scheduler.counters.num_preemptions,
             difference=difference,
