@@ -154,3 +154,10 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(llm):
     while engine.has_work:
         last = engine.step()
     assert last[-1].finish_reason == "length"
+
+
+def test_template_variables_reach_the_prompt(llm):
+    chat = [{"role": "user", "content": "Hello."}]
+    plain, low = (llm.render_chat(chat, **extra) for extra in ({}, {"reasoning_effort": 0.2}))
+    assert plain != low
+    assert llm.chat(chat, SamplingParams(max_tokens=1), chat_template_kwargs={"reasoning_effort": 0.2})

@@ -94,11 +94,23 @@ class LLM:
         ids = [self.render_chat(one, **(chat_template_kwargs or {})) for one in conversations]  # type: ignore[arg-type]  # narrowed by the first item
         return self._run([None] * len(ids), ids, self._params(sampling_params, len(ids)), use_tqdm, cache_salt)
 
-    def render_chat(self, messages: list[Message], **template_kwargs: Any) -> list[int]:  # Any: as in chat
+    def render_chat(
+        self,
+        messages: list[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,  # Any: whatever the template knows
+    ) -> list[int]:
         """The prompt's token ids for a conversation. Message text never becomes a control token."""
         if self._template is None:
             raise InvalidRequestError("this checkpoint has no chat template", param="messages")
-        return self._template.render(messages, **template_kwargs)
+        return self._template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
 
     def _encode(self, text: str) -> list[int]:
         return [*self._tokenizer.bos_ids, *self._tokenizer.encode(text, allow_special=False)]
@@ -193,9 +205,11 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return [items]  # type: ignore[list-item]  # checked on the line above
     for item in items:
         if not isinstance(item, str | list):
-            raise InvalidRequestError(
-                f"prompt of type {type(item).__name__}: must be text or token ids", param="prompt"
-            )
+            kind = type(item).__name__
+            raise InvalidRequestError(f"prompt of type {kind}: must be text or token ids", param="prompt")
+        wrong = next((part for part in item if type(part) is not int), None) if isinstance(item, list) else None
+        if wrong is not None:
+            raise InvalidRequestError(f"token id {wrong!r}: must be a whole number", param="prompt")
     return items  # type: ignore[return-value]  # checked in the loop
 
 
