@@ -1,6 +1,6 @@
 """Addresses of one step, computed on the device from StaticInputs and the slot tables; no value is read by the host.
 
-`build_index` turns lengths into positions, ring rows, page slots and tags, `acknowledge` compares tags after the step.
+An `IndexBuffer` turns lengths into positions, ring rows, page slots and tags, `acknowledge` compares tags after the step.
 Both have static shapes and no branch on what kind of work a row is. They know no model and no request.
 """
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from samebit.inputs import StaticInputs
 from samebit.kernels.sets import KernelSet
+from samebit.kernels.torch_index import index_results
 from samebit.kernels.values import (
     INDEX_RESULTS,
     AttnIndex,
@@ -47,22 +48,35 @@ class StepIndex:
     rows_intact: Tensor
 
 
-def build_index(inputs: StaticInputs, pools: StatePools, kernels: KernelSet) -> StepIndex:
-    """Compute every address of the step, and record in the slot tables what the step is going to write."""
-    tables = pools.tables
-    fields = [getattr(inputs, name) for name in IndexFields._fields]
-    state = [
-        tables.length,
-        tables.next_token,
-        tables.ring_tags,
-        pools.row_tags,
-        *tables.page_table,
-        *tables.page_stamps,
-    ]
-    results = kernels.step_index(fields, state, _sizes(pools.geometry))
+class IndexBuffer:
+    """Owner of the addresses of all steps of one bucket, at fixed places like the inputs they are computed from."""
+
+    def __init__(self, inputs: StaticInputs, pools: StatePools) -> None:
+        tables = pools.tables
+        self._fields = [getattr(inputs, name) for name in IndexFields._fields]
+        self._tables = [
+            tables.length,
+            tables.next_token,
+            tables.ring_tags,
+            pools.row_tags,
+            *tables.page_table,
+            *tables.page_stamps,
+        ]
+        self._sizes = _sizes(pools.geometry)
+        self._results = index_results(self._fields, self._tables, self._sizes)
+        self._view = _step_index(inputs, self._results, tables.page_table)
+
+    def fill(self, kernels: KernelSet) -> StepIndex:
+        """Compute every address of the step, and record in the slot tables what the step is going to write."""
+        kernels.step_index(self._fields, self._tables, self._results, self._sizes)
+        return self._view
+
+
+def _step_index(inputs: StaticInputs, results: list[Tensor], page_table: tuple[Tensor, ...]) -> StepIndex:
+    """The results under their names, beside the inputs that need no computation."""
     found = dict(zip(INDEX_RESULTS, results, strict=False))
     per_group = results[len(INDEX_RESULTS) :]
-    groups = range(len(tables.page_table))
+    groups = range(len(page_table))
     query_start, tags = inputs.query_start, found["token_tags"]
     return StepIndex(
         token_ids=found["token_ids"],
@@ -83,7 +97,7 @@ def build_index(inputs: StaticInputs, pools: StatePools, kernels: KernelSet) -> 
             entry_tag=inputs.entry_tags,
         ),
         kv=tuple(KvIndex(query_start, per_group[g], per_group[len(groups) + g], tags) for g in groups),
-        attn=tuple(AttnIndex(query_start, found["row_start"], inputs.row_slots, tables.page_table[g]) for g in groups),
+        attn=tuple(AttnIndex(query_start, found["row_start"], inputs.row_slots, page_table[g]) for g in groups),
         sample_tokens=found["sample_tokens"],
         sample_slots=found["sample_slots"],
         sampling=SampleColumns(
@@ -102,6 +116,9 @@ def build_index(inputs: StaticInputs, pools: StatePools, kernels: KernelSet) -> 
 
 def acknowledge(inputs: StaticInputs, index: StepIndex, pools: StatePools) -> tuple[Tensor, Tensor]:
     """After the step: (`pages_intact` [E], `rows_written` [E]), both bool; see StepOutput."""
+    if not inputs.entry_rows.shape[0]:
+        nothing = inputs.entry_rows.new_empty(0, dtype=torch.bool)
+        return nothing, nothing
     geometry, tables = pools.geometry, pools.tables
     slot = inputs.row_slots.long()[inputs.entry_rows.long()]
     pages_intact = torch.ones_like(slot, dtype=torch.bool)

@@ -23,13 +23,14 @@ SHAPES = [
 
 def operands(shape, tokens, seed=0):
     heads, _, width, d_rel, extent, _ = shape
-    q, rel = normal(seed + 100, tokens, heads, width), normal(seed + 101, tokens, heads, d_rel)
+    q, rel = normal(seed + 100, tokens, heads * width), normal(seed + 101, tokens, heads * d_rel)
     return q, rel, normal(seed + 102, d_rel, extent), torch.linspace(0.5, 1.5, tokens)
 
 
 def by_definition(q, rel, rel_proj, tau, k, v, window, scale):
     """All queries of one sequence over all its keys in float64."""
     q, rel, rel_proj, tau, k, v = (x.double() for x in (q, rel, rel_proj, tau, k, v))
+    q, rel = q.unflatten(1, (-1, k.shape[2])), rel.unflatten(1, (-1, len(rel_proj)))
     group, extent = q.shape[1] // k.shape[1], rel_proj.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     distance = torch.arange(len(q))[:, None] - torch.arange(len(k))
@@ -139,6 +140,16 @@ def test_a_key_that_is_not_finite_reaches_only_the_queries_that_see_it(native):
     assert spoiled[6:9].isnan().all()
 
 
+def test_queries_may_be_columns_of_a_wider_tensor(kernels):
+    shape = SHAPES[0]
+    cache = PagedCache([30], 16, 2, 64)
+    q, rel, rel_proj, tau = operands(shape, 30)
+    wide = torch.cat([rel, torch.full((30, 7), torch.nan), q], 1)
+    rest = (rel_proj, tau, cache.k_pages, cache.v_pages, cache.index([(0, 0, 30)]), 0, 0.2)
+    found = kernels.attention(wide[:, -q.shape[1] :], wide[:, : rel.shape[1]], *rest)
+    assert torch.equal(found, kernels.attention(q, rel, *rest))
+
+
 def test_threads_do_not_change_attention(kernels):
     shape = SHAPES[0]
     cache = PagedCache([150, 150], 16, 2, 64)
@@ -153,11 +164,12 @@ def test_threads_do_not_change_attention(kernels):
 def test_keys_and_values_land_in_their_slots_and_pages_are_stamped(kernels):
     k_pages, v_pages = torch.full((4, 4, 2, 5), torch.nan), torch.full((4, 4, 2, 5), torch.nan)
     page_tags = torch.zeros(4, dtype=torch.int64)
-    k, v = normal(1, 4, 2, 5), normal(2, 4, 2, 5)
+    both = normal(1, 4, 20)
+    k, v = both[:, :10], both[:, 10:]
     ix = KvIndex(ints(0, 3), ints(14, 15, 4, 0), ints(0, 3, 0, 0), longs(5, 6, 7, 8))
     kernels.write_kv(k, v, k_pages, v_pages, page_tags, ix)
     for pages, rows in ((k_pages, k), (v_pages, v)):
-        assert torch.equal(pages.flatten(0, 1)[[14, 15, 4]], rows[:3])
+        assert torch.equal(pages.flatten(0, 1)[[14, 15, 4]].flatten(1), rows[:3])
         untouched = [i for i in range(16) if i not in (14, 15, 4)]
         assert pages.flatten(0, 1)[untouched].isnan().all()
     assert page_tags.tolist() == [0, 0, 0, 6]

@@ -21,6 +21,14 @@ def test_the_norm_agrees_with_its_formula(kernels, width):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
+def test_the_norm_treats_each_run_of_columns_by_itself(kernels, width):
+    wide, gain = normal(1, 9, 5 * width), normal(2, width)
+    x = wide[:, width : 4 * width]
+    alone = kernels.rms_norm(x.reshape(27, width), gain, 1e-6)
+    assert torch.equal(kernels.rms_norm(x, gain, 1e-6), alone.view(9, 3 * width))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
 def test_swiglu_agrees_with_its_formula(kernels, width):
     z = normal(1, 9, 2 * width) * 8
     gate, up = z.double().chunk(2, -1)

@@ -88,7 +88,7 @@ class Recorder(TorchDispatchMode):
 
 
 def test_a_recorder_sees_one_operator_with_its_mutations(kernels):
-    x, taps = normal(1, 4, 6), normal(2, 6, 4)
+    x, taps = normal(1, 4, 6), normal(2, 4, 6)
     ix = ring_index(torch.arange(2, 12), 0, 4, 4)
     rows, tags = torch.zeros(12, 6), torch.zeros(12, dtype=torch.int64)
     with Recorder() as recorder:

@@ -24,10 +24,10 @@ def pool(channels: int, rows: int = 40):
 
 def by_definition(x, taps, residual):
     """The convolution of a whole sequence in float64."""
-    wide = torch.cat([torch.zeros(taps.shape[1] - 1, x.shape[1]), x]).double()
+    wide = torch.cat([torch.zeros(len(taps) - 1, x.shape[1]), x]).double()
     y = x.double() + residual.double()
-    for j in range(taps.shape[1]):
-        y = y + taps[:, j].double() * wide[j : j + len(x)]
+    for j in range(len(taps)):
+        y = y + taps[j].double() * wide[j : j + len(x)]
     return y
 
 
@@ -35,7 +35,7 @@ def run_cut(kernels, x, taps, residual, cuts, ring, values, tags):
     """The sequence in steps of the given sizes; outputs put together."""
     out, first = [], 0
     for count in cuts:
-        ix = ring_index(ring, first, count, taps.shape[1])
+        ix = ring_index(ring, first, count, len(taps))
         part = slice(first, first + count)
         out.append(kernels.short_conv(x[part], taps, values, tags, ix, residual[part]))
         first += count
@@ -44,15 +44,27 @@ def run_cut(kernels, x, taps, residual, cuts, ring, values, tags):
 
 @pytest.mark.parametrize(("channels", "taps"), [(1, 4), (63, 4), (64, 3), (100, 2), (257, 4)])
 def test_a_convolution_agrees_with_its_definition(kernels, channels, taps):
-    x, weights, residual = normal(1, 20, channels), normal(2, channels, taps), normal(3, 20, channels)
+    x, weights, residual = normal(1, 20, channels), normal(2, taps, channels), normal(3, 20, channels)
     found = run_cut(kernels, x, weights, residual, [20], torch.arange(2, 32), *pool(channels))
     torch.testing.assert_close(found.double(), by_definition(x, weights, residual), rtol=1e-6, atol=2e-6)
+
+
+def test_inputs_may_be_columns_of_a_wider_tensor(kernels):
+    wide, weights = normal(1, 12, 90), normal(2, TAPS, 33)
+    ring, pools = torch.arange(2, 2 + RING), (pool(33), pool(33))
+    x, residual = wide[:, 20:53], torch.zeros(12, 33)
+    found = [
+        run_cut(kernels, part, weights, residual, [7, 5], ring, *place)
+        for part, place in zip((x, x.contiguous()), pools, strict=True)
+    ]
+    assert torch.equal(*found)
+    assert torch.equal(pools[0][0][ring], pools[1][0][ring])
 
 
 @given(cuts=st.lists(st.integers(0, 3 * RING), min_size=1, max_size=6), channels=st.sampled_from([1, 63, 70]))
 def test_the_cut_of_a_sequence_changes_neither_outputs_nor_ring(kernels, cuts, channels):
     total = max(1, sum(cuts))
-    x, weights, residual = normal(1, total, channels), normal(2, channels, TAPS), normal(3, total, channels)
+    x, weights, residual = normal(1, total, channels), normal(2, TAPS, channels), normal(3, total, channels)
     ring = torch.arange(2, 2 + RING)
     whole_pool, cut_pool = pool(channels), pool(channels)
     whole = run_cut(kernels, x, weights, residual, [total], ring, *whole_pool)
@@ -68,7 +80,7 @@ def test_the_cut_of_a_sequence_changes_neither_outputs_nor_ring(kernels, cuts, c
 
 @pytest.mark.parametrize("count", range(1, 3 * RING + 1))
 def test_a_ring_is_read_before_it_is_written(kernels, count):
-    x, weights = normal(1, 5 + count, 33), normal(2, 33, TAPS)
+    x, weights = normal(1, 5 + count, 33), normal(2, TAPS, 33)
     residual = torch.zeros_like(x)
     whole = run_cut(kernels, x, weights, residual, [5 + count], torch.arange(2, 2 + RING), *pool(33))
     values, tags = pool(33)
@@ -84,7 +96,7 @@ def test_a_ring_is_read_before_it_is_written(kernels, count):
 
 @given(batch=st.lists(st.integers(0, 6), min_size=1, max_size=5), threads=st.integers(1, 3))
 def test_a_batch_row_does_not_know_its_company(kernels, batch, threads):
-    weights = normal(1, 33, TAPS)
+    weights = normal(1, TAPS, 33)
     steps = [normal(10 + i, count, 33) for i, count in enumerate(batch)]
     parts = [ring_index(torch.arange(2 + 7 * i, 9 + 7 * i), 0, n, TAPS) for i, n in enumerate(batch)]
     starts = torch.tensor([0, *batch]).cumsum(0).to(torch.int32)
@@ -106,7 +118,7 @@ def test_a_batch_row_does_not_know_its_company(kernels, batch, threads):
 
 
 def test_threads_do_not_change_a_long_convolution(kernels):
-    x, weights = normal(1, 600, 400), normal(2, 400, TAPS)
+    x, weights = normal(1, 600, 400), normal(2, TAPS, 400)
     ix = ring_index(torch.arange(2, 2 + RING), 0, 600, TAPS)
     outputs = []
     for threads in (1, 2):
@@ -124,7 +136,7 @@ def test_padding_gives_zeros_and_touches_no_row(kernels):
     ix = ring_index(torch.arange(2, 2 + RING), 0, 4, TAPS, padding=3)
     ix.write_rows[4:] = 30
     values[30] = 5
-    y = kernels.short_conv(x, normal(2, 20, TAPS), values, tags, ix, torch.full_like(x, 2.0))
+    y = kernels.short_conv(x, normal(2, TAPS, 20), values, tags, ix, torch.full_like(x, 2.0))
     assert torch.equal(y[4:], torch.zeros(3, 20))
     assert y[:4].isfinite().all()
     assert torch.equal(values[30], torch.full((20,), 5.0))
@@ -157,7 +169,7 @@ def test_a_stale_source_spoils_the_tags_copied_from_it(kernels):
     tags[4:7] = longs(11, 12, 13)
     expected = longs(11, 99, 13)
     ix = resume_index(ints(4, 5, 6), expected, ints(7, 8, 9), expected, ints(10, 11, 12))
-    kernels.short_conv(normal(2, 0, 5), normal(3, 5, TAPS), values, tags, ix, None)
+    kernels.short_conv(normal(2, 0, 5), normal(3, TAPS, 5), values, tags, ix, None)
     assert torch.equal(values[7:10], values[4:7])
     assert torch.equal(values[10:13], values[4:7])
     assert (tags[7:10] == longs(50, 51, 52)).tolist() == [True, False, True]
@@ -170,7 +182,7 @@ def test_entries_and_stored_rows_are_read_before_anything_is_written(kernels):
     tags[4:7] = longs(11, 12, 13)
     before = values[4:7].clone()
     ix = resume_index(ints(4, 5, 6), longs(11, 12, 13), ints(5, 6, 4), longs(11, 12, 13), ints(10, 11, 12))
-    kernels.short_conv(normal(2, 0, 5), normal(3, 5, TAPS), values, tags, ix, None)
+    kernels.short_conv(normal(2, 0, 5), normal(3, TAPS, 5), values, tags, ix, None)
     assert torch.equal(values[[5, 6, 4]], before)
     assert torch.equal(values[10:13], before)
     assert tags[[5, 6, 4]].tolist() == [50, 51, 52]
@@ -183,7 +195,7 @@ def test_a_step_of_inert_rows_changes_nothing_outside_the_sink(kernels):
     nothing = longs(0, 0, 0)
     ix = resume_index(ints(0, 0, 0), nothing, sink, nothing, sink)
     before, before_tags = values.clone(), tags.clone()
-    kernels.short_conv(normal(2, 0, 5), normal(3, 5, TAPS), values, tags, ix, None)
+    kernels.short_conv(normal(2, 0, 5), normal(3, TAPS, 5), values, tags, ix, None)
     keep = [i for i in range(len(tags)) if i != SINK]
     assert torch.equal(values[keep].nan_to_num(7.0), before[keep].nan_to_num(7.0))
     assert torch.equal(tags[keep], before_tags[keep])

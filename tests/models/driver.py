@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from samebit.core.plan import BatchPlan, PageDelta, PageId, PlanRow, SlotId
-from samebit.indexing import StepIndex, build_index
+from samebit.indexing import IndexBuffer, StepIndex
 from samebit.inputs import Bucket, InputBuffer
 from samebit.kernels.sets import torch_kernels
 from samebit.models.base import CausalLM
@@ -63,7 +63,8 @@ class Sequence:
             ],
             pad_tokens=pad_tokens,
         )
-        return build_index(InputBuffer(Bucket.of(plan), CPU).fill(plan), self.pools, self._kernels)
+        inputs = InputBuffer(Bucket.of(plan), CPU).fill(plan)
+        return IndexBuffer(inputs, self.pools).fill(self._kernels)
 
 
 def chunked_logits(model: CausalLM, token_ids: list[int], chunks: Iterable[int], pad_tokens: int = 0) -> Tensor:

@@ -153,7 +153,7 @@ def test_every_constant_moves_the_logits(key, pristine, folder, load):
     assert (chunked_logits(load(folder), ids, []) - original).abs().max() > 100 * TOLERANCE
 
 
-def test_the_state_layout_names_groups_by_first_layer_and_four_streams_a_layer(variant, load):
+def test_the_state_layout_names_groups_by_first_layer_and_three_streams_a_layer(variant, load):
     reference, folder = variant
     layout = load(folder).state_layout()
     text = reference.config.text_config
@@ -161,7 +161,7 @@ def test_the_state_layout_names_groups_by_first_layer_and_four_streams_a_layer(v
     windows = [text.sliding_window_size if kind == "hybrid_sliding" else None for kind in kinds]
     assert [group.window for group in layout.groups] == windows
     assert [len(group.layers) for group in layout.groups] == [text.layer_types.count(kind) for kind in kinds]
-    assert len(layout.streams) == 4 * text.num_hidden_layers
+    assert len(layout.streams) == 3 * text.num_hidden_layers
     assert layout.kernel_size == text.conv_kernel_size
 
 

@@ -23,7 +23,7 @@ from tests.random_checkpoint import SMALL, write_checkpoint
 PROMPT = random.Random(0).choices(range(256), k=19)
 TAIL = random.Random(1).choices(range(256), k=3)
 HISTORY = SMALL["sconv_kernel_size"] - 1
-STREAMS = 4 * SMALL["num_hidden_layers"]
+STREAMS = 3 * SMALL["num_hidden_layers"]
 LAYERS = [(group, layer) for group, layers in enumerate((2, 1)) for layer in range(layers)]
 CPU = torch.device("cpu")
 

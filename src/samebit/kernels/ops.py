@@ -11,15 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebit.kernels.torch_index import index_results
-from samebit.kernels.values import IndexSizes
-
 _CONV_INDEX = (
     "Tensor query_start, Tensor read_rows, Tensor read_tags, Tensor store_rows, Tensor store_tags, Tensor write_rows, "
     "Tensor write_tags, Tensor entry_sources, Tensor entry_source_tags, Tensor entry_dest, Tensor entry_tag"
 )
 SCHEMAS: Mapping[str, str] = {
-    "step_index": "(Tensor[] fields, Tensor(a!)[] tables, int[] sizes) -> Tensor[]",
+    "step_index": "(Tensor[] fields, Tensor(a!)[] tables, Tensor(b!)[] results, int[] sizes) -> ()",
     "linear": "(Tensor x, Tensor weight, int num_out, int threads) -> Tensor",
     "rms_norm": "(Tensor x, Tensor gain, float eps, int threads) -> Tensor",
     "swiglu": "(Tensor z, int threads) -> Tensor",
@@ -46,9 +43,6 @@ _OPERATORS: dict[str, SimpleNamespace] = {}
 def _shapes_only(name: str) -> Callable[..., Any]:
     """The operator on tensors without data: fresh outputs of the right shape."""
 
-    def attention(q: Tensor, *_: Any) -> Tensor:
-        return q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
-
     def route(logits: Tensor, bias: Tensor, top_k: int, num_shared: int, *_: Any) -> tuple[Tensor, Tensor]:
         shape = (logits.shape[0], top_k + num_shared)
         return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape)
@@ -62,17 +56,16 @@ def _shapes_only(name: str) -> Callable[..., Any]:
         return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape)
 
     functions: dict[str, Callable[..., Any]] = {
-        "step_index": lambda fields, tables, sizes: index_results(fields, tables, IndexSizes(*sizes)),
+        "step_index": lambda *_: None,
         "linear": lambda x, weight, num_out, threads: x.new_empty(x.shape[0], num_out),
         "swiglu": lambda z, threads: z.new_empty(z.shape[0], z.shape[1] // 2),
         "write_kv": lambda *_: None,
-        "attention": attention,
         "route": route,
         "embedding": lambda ids, table, _: table.new_empty(ids.shape[0], table.shape[1], dtype=torch.float32),
         "sample": sample,
         "top_logprobs": top_logprobs,
     }
-    return functions.get(name, lambda x, *_: torch.empty_like(x))
+    return functions.get(name, lambda x, *_: x.new_empty(x.shape))
 
 
 def operators(suffix: str, implementations: Mapping[str, Callable[..., Any]]) -> SimpleNamespace:

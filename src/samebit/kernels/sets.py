@@ -55,22 +55,21 @@ class KernelSet:
         pack, ops = self._maker(weight)
         return Packed(pack(weight), weight.shape[0], weight.shape[1], ops.linear)
 
-    def step_index(self, fields: list[Tensor], tables: list[Tensor], sizes: IndexSizes) -> list[Tensor]:
+    def step_index(self, fields: list[Tensor], tables: list[Tensor], results: list[Tensor], sizes: IndexSizes) -> None:
         """Positions, ring rows, page slots and tags of a step, from its inputs and the slot tables.
 
-        ``fields``, ``tables`` and the results are in the order of IndexFields, INDEX_TABLES and INDEX_RESULTS, where
-        groups follow. Page deltas are applied first; last, ``tables`` get what the step's kernels are going to write.
-        What a row reads from is decided before that.
+        ``fields``, ``tables`` and ``results`` (made by ``index_results``) are in the order of IndexFields, INDEX_TABLES
+        and INDEX_RESULTS, where groups follow. Page deltas are applied first; last, ``tables`` get what the step's
+        kernels are going to write. What a row reads from is decided before that.
         """
-        results: list[Tensor] = self._ops.step_index(fields, tables, sizes)
-        return results
+        self._ops.step_index(fields, tables, results, sizes)
 
     def linear(self, x: Tensor, w: Packed) -> Tensor:
         """``x`` [T, K] times the transposed weight: [T, N]."""
         return w.product(x, w.data, w.num_out, self.num_threads)
 
     def rms_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
-        """``x / sqrt(mean(x^2) + eps) * gain`` over the last of [T, C] (Zhang and Sennrich, 2019)."""
+        """``x / sqrt(mean(x^2) + eps) * gain`` over each C columns of [T, n C], with a gain [C] (Zhang and Sennrich, 2019)."""
         out: Tensor = self._ops.rms_norm(x, gain, eps, self.num_threads)
         return out
 
@@ -84,7 +83,7 @@ class KernelSet:
     ) -> Tensor:
         """Depthwise causal convolution with inner residual; keeps inputs in ``rows`` [num_rows, C] and their tags.
 
-        y[t] = sum_j taps[:, j] * x[t - K + 1 + j] (in order of j) + x[t] + residual[t]; inputs before a batch row's
+        y[t] = sum_j taps[j] * x[t - K + 1 + j] (in order of j) + x[t] + residual[t] for ``taps`` [K, C]; inputs before a batch row's
         first token are ``rows[read_rows]``. All reads of the pool happen before any write. Then checkpoint entries,
         the stored read rows and the tokens' inputs are written. A tag copied from a pool row carries the difference
         between the tag found and the tag expected, so a stale source spoils it. Writes to the sink are dropped.
@@ -98,7 +97,7 @@ class KernelSet:
         return out
 
     def write_kv(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, page_tags: Tensor, ix: KvIndex) -> None:
-        """Put ``k``, ``v`` [T, nk, hd] into pages [P, page_size, nk, hd] and stamp completed pages in ``page_tags``."""
+        """Put ``k``, ``v`` [T, nk * hd] into pages [P, page_size, nk, hd] and stamp completed pages in ``page_tags``."""
         self._ops.write_kv(
             k, v, k_pages, v_pages, page_tags, ix.write_slots, ix.stamp_pages, ix.stamp_tags, self.num_threads
         )
@@ -115,10 +114,10 @@ class KernelSet:
         window: int,
         scale: float,
     ) -> Tensor:
-        """Causal attention of ``q`` [T, nh, hd] over paged keys, [T, nh * hd]; the step's own K/V is already paged.
+        """Causal attention of ``q`` [T, nh * hd] over paged keys, [T, nh * hd]; the step's own K/V is already paged.
 
         score[h, i, j] = (q_i . k_j * scale + bias(h, i, i - j)) * tau_i; bias = rel[i, h] . rel_proj[:, i - j] where
-        i - j < extent, else 0; keys j <= i and, with ``window`` > 0, i - j < window. ``rel`` [T, nh, d_rel],
+        i - j < extent, else 0; keys j <= i and, with ``window`` > 0, i - j < window. ``rel`` [T, nh * d_rel],
         ``rel_proj`` [d_rel, extent], ``tau`` [T]. Pages below the window are not read. Padding tokens give zeros.
         """
         out: Tensor = self._ops.attention(

@@ -66,7 +66,7 @@ def index_results(fields: list[Tensor], tables: list[Tensor], sizes: IndexSizes)
     return [fields[0].new_empty(shape, dtype=dtype) for shape, dtype in shapes]
 
 
-def step_index(fields: list[Tensor], tables: list[Tensor], sizes: list[int]) -> list[Tensor]:
+def step_index(fields: list[Tensor], tables: list[Tensor], results: list[Tensor], sizes: list[int]) -> None:
     f, t = _named(fields, tables)
     s = IndexSizes(*sizes)
     _apply_page_deltas(f, t)
@@ -82,7 +82,7 @@ def step_index(fields: list[Tensor], tables: list[Tensor], sizes: list[int]) -> 
     pages = [_page_addresses(table, s, tokens) for table in t.page_table]
     _record_writes(f, t, s, rows, tokens, store_rows, write_rows)
     sample_row = f.sample_rows.long()
-    return [
+    found = [
         start.int(),
         *(ids, tokens.position, write_rows.int(), tokens.tag),
         *(read_rows.int(), read_tags, store_rows.int(), store_tags, intact),
@@ -93,6 +93,9 @@ def step_index(fields: list[Tensor], tables: list[Tensor], sizes: list[int]) -> 
         *(slots for slots, _ in pages),
         *(completed for _, completed in pages),
     ]
+    for result, values in zip(results, found, strict=True):
+        assert result.dtype is values.dtype, (result.dtype, values.dtype)
+        result.copy_(values)
 
 
 def _named(fields: list[Tensor], tables: list[Tensor]) -> tuple[IndexFields, _Tables]:

@@ -28,10 +28,10 @@ def linear(x: Tensor, weight: Tensor, num_out: int, threads: int) -> Tensor:
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float, threads: int) -> Tensor:
-    length_log2 = max(1, x.shape[-1].bit_length())
-    wide = x.to(torch.float64)
-    mean = exact.sum_last(wide * wide, length_log2) / x.shape[-1]
-    return (wide / torch.sqrt(mean + eps)).to(torch.float32) * gain
+    width = gain.shape[0]
+    wide = x.unflatten(1, (-1, width)).to(torch.float64)
+    mean = exact.sum_last(wide * wide, max(1, width.bit_length())) / width
+    return ((wide / torch.sqrt(mean + eps)).to(torch.float32) * gain).flatten(1)
 
 
 def swiglu(z: Tensor, threads: int) -> Tensor:
@@ -58,7 +58,7 @@ def short_conv(
     residual: Tensor | None,
     threads: int,
 ) -> Tensor:
-    history = taps.shape[1] - 1
+    history = taps.shape[0] - 1
     starts = query_start.tolist()
     live = starts[-1]
     y = torch.zeros_like(x)
@@ -68,7 +68,7 @@ def short_conv(
         inputs = torch.cat([before[row], x[start:end]])
         total = torch.zeros_like(x[start:end])
         for tap in range(history + 1):
-            total = total + taps[:, tap] * inputs[tap : tap + end - start]
+            total = total + taps[tap] * inputs[tap : tap + end - start]
         total = total + x[start:end]
         y[start:end] = total if residual is None else total + residual[start:end]
     from_pool = entry_sources < 0
@@ -101,8 +101,8 @@ def write_kv(
     threads: int,
 ) -> None:
     wanted = write_slots > 0
-    k_pages.flatten(0, 1)[write_slots[wanted]] = k[wanted]
-    v_pages.flatten(0, 1)[write_slots[wanted]] = v[wanted]
+    for pages, values in ((k_pages, k), (v_pages, v)):
+        pages.flatten(0, 1).flatten(1)[write_slots[wanted]] = values[wanted]
     wanted = stamp_pages > 0
     page_tags[stamp_pages[wanted]] = stamp_tags[wanted]
 
@@ -122,7 +122,8 @@ def attention(
     scale: float,
     threads: int,
 ) -> Tensor:
-    out = torch.zeros(q.shape[0], q.shape[1], q.shape[2])
+    q, rel = q.unflatten(1, (-1, k_pages.shape[3])), rel.unflatten(1, (-1, rel_proj.shape[0]))
+    out = torch.zeros(q.shape)
     size = k_pages.shape[1]
     starts = query_start.tolist()
     bits = exact.slice_bits(rel_proj.shape[0])

@@ -33,9 +33,13 @@ class HeadShape:
 
     @property
     def widths(self) -> list[int]:
-        """Columns of the fused projection: queries, keys, values, relative features."""
-        keys = self.num_kv_heads * self.head_dim
-        return [self.num_heads * self.head_dim, keys, keys, self.num_heads * self.d_rel]
+        """Columns of the fused projection: queries, keys and values side by side, relative features."""
+        return [self.num_heads * self.head_dim, 2 * self.kv_width, self.num_heads * self.d_rel]
+
+    @property
+    def kv_width(self) -> int:
+        """Columns of the keys, and of the values."""
+        return self.num_kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,7 @@ class AttentionState:
     """Where one layer's attention keeps its keys, values and convolution inputs, and this step's addresses there."""
 
     kv: KvPool
-    k_rows: ConvPool
-    v_rows: ConvPool
+    kv_rows: ConvPool
     conv_index: ConvIndex
     kv_index: KvIndex
     attn_index: AttnIndex
@@ -53,8 +56,8 @@ class AttentionState:
 class Attention:
     """[T, H] fp32 in and out.
 
-    `qkvr` maps H to the fused columns of `HeadShape.widths`. Keys pass their convolution and then their norm; values
-    pass theirs and no norm. score[h, i, j] = (q_i . k_j / head_dim + bias[h, i, i-j]) * tau_i, where the bias at
+    `qkvr` maps H to the fused columns of `HeadShape.widths`. Keys and values pass one convolution, which treats each
+    channel by itself, and then the keys their norm; heads are normalised one by one, all with one gain. score[h, i, j] = (q_i . k_j / head_dim + bias[h, i, i-j]) * tau_i, where the bias at
     distance d is `r_i,h . rel_proj[:, d]` below the extent of `rel_proj` [d_rel, extent] and 0 from there on.
     """
 
@@ -66,37 +69,31 @@ class Attention:
         out: Linear,
         q_norm: RmsNorm,
         k_norm: RmsNorm,
-        k_conv: ShortConv,
-        v_conv: ShortConv,
+        kv_conv: ShortConv,
         rel_proj: Tensor,
     ) -> None:
         self._kernels = kernels
         self._shape = shape
         self._qkvr, self._out = qkvr, out
         self._q_norm, self._k_norm = q_norm, k_norm
-        self._k_conv, self._v_conv = k_conv, v_conv
+        self._kv_conv = kv_conv
+        self._widths, self._kv_widths = shape.widths, [shape.kv_width] * 2
         self._rel_proj = rel_proj.float().contiguous()
 
     def __call__(self, x: Tensor, tau: Tensor, state: AttentionState) -> Tensor:
-        shape = self._shape
-        # Kernels take dense rows; the slices are strided unless T is 1.
-        q, k, v, r = (part.contiguous() for part in torch.split(self._qkvr(x), shape.widths, dim=1))
-        k = self._k_conv(k, state.k_rows, state.conv_index)
-        v = self._v_conv(v, state.v_rows, state.conv_index)
-        # Each head is normalised by itself, all heads with one gain.
-        k = self._k_norm(k.view(-1, shape.head_dim))
-        q = self._q_norm(q.view(-1, shape.head_dim))
-        kv, kv_heads = state.kv, (-1, shape.num_kv_heads, shape.head_dim)
-        self._kernels.write_kv(k.view(kv_heads), v.view(kv_heads), kv.k, kv.v, kv.page_tags, state.kv_index)
+        q, kv, r = self._qkvr(x).split_with_sizes(self._widths, 1)
+        k, v = self._kv_conv(kv, state.kv_rows, state.conv_index).split_with_sizes(self._kv_widths, 1)
+        pool = state.kv
+        self._kernels.write_kv(self._k_norm(k), v, pool.k, pool.v, pool.page_tags, state.kv_index)
         attended = self._kernels.attention(
-            q.view(-1, shape.num_heads, shape.head_dim),
-            r.view(-1, shape.num_heads, shape.d_rel),
+            self._q_norm(q),
+            r,
             self._rel_proj,
             tau,
-            kv.k,
-            kv.v,
+            pool.k,
+            pool.v,
             state.attn_index,
-            shape.window,
-            1.0 / shape.head_dim,
+            self._shape.window,
+            1.0 / self._shape.head_dim,
         )
         return self._out(attended)

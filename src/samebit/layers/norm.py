@@ -8,7 +8,7 @@ from samebit.kernels.sets import KernelSet
 
 
 class RmsNorm:
-    """`x / sqrt(mean(x^2) + eps) * gain` for each row of `x` [rows, C] fp32 and a gain [C]."""
+    """`x / sqrt(mean(x^2) + eps) * gain` over each C columns of `x` [T, n C] fp32, with a gain [C]."""
 
     def __init__(self, kernels: KernelSet, gain: Tensor, eps: float) -> None:
         self._kernels = kernels

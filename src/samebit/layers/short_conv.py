@@ -12,12 +12,12 @@ from samebit.state.pools import ConvPool
 class ShortConv:
     """`y[t] = x[t] + sum_j taps[:, j] x[t-K+1+j] (+ residual[t])` for `x` [T, C] fp32 and taps [C, K].
 
-    Inputs before the step come from `pool`; the step's inputs and its checkpoint entries go there.
+    Columns are channels; rows of `x` may lie apart. Inputs before the step come from `pool`; the step's inputs and its checkpoint entries go there.
     """
 
     def __init__(self, kernels: KernelSet, taps: Tensor) -> None:
         self._kernels = kernels
-        self._taps = taps.float().contiguous()
+        self._taps = taps.float().T.contiguous()
 
     def __call__(self, x: Tensor, pool: ConvPool, index: ConvIndex, residual: Tensor | None = None) -> Tensor:
         return self._kernels.short_conv(x, self._taps, pool.rows, pool.row_tags, index, residual)

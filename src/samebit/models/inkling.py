@@ -22,7 +22,7 @@ from samebit.models.inkling_config import InklingConfig
 from samebit.state.layout import ConvStream, KvLayer, PageGroup, StateLayout
 from samebit.state.pools import StatePools
 
-_STREAMS = ("k", "v", "attn", "mlp")
+_STREAMS = ("kv", "attn", "mlp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class InklingParts:
 
 
 class InklingModel:
-    """A `CausalLM`. Page groups are numbered by their first layer; conv streams are k, v, attn, mlp of each layer in turn."""
+    """A `CausalLM`. Page groups are numbered by their first layer; conv streams are kv, attn, mlp of each layer in turn."""
 
     def __init__(self, config: InklingConfig, parts: InklingParts, device: torch.device) -> None:
         self.vocab_size = config.unpadded_vocab_size
@@ -65,7 +65,7 @@ class InklingModel:
         self._tau = log_scaling(config).to(device)
 
     def state_layout(self) -> StateLayout:
-        """What a request keeps: K and V of every layer and four conv streams a layer."""
+        """What a request keeps: K and V of every layer and three conv streams a layer."""
         return self._layout
 
     def linear_shapes(self) -> set[tuple[int, int]]:
@@ -79,11 +79,10 @@ class InklingModel:
         no_scaling = torch.ones_like(tau)
         for i, (layer, is_window) in enumerate(zip(self._parts.layers, self._is_window, strict=True)):
             group, place = self._places[i]
-            k_rows, v_rows, attn_rows, mlp_rows = pools.conv[len(_STREAMS) * i : len(_STREAMS) * (i + 1)]
+            kv_rows, attn_rows, mlp_rows = pools.conv[len(_STREAMS) * i : len(_STREAMS) * (i + 1)]
             state = AttentionState(
                 pools.kv[group][place],
-                k_rows,
-                v_rows,
+                kv_rows,
                 index.conv,
                 index.kv[group],
                 index.attn[group],
@@ -112,7 +111,7 @@ def state_layout(config: InklingConfig) -> StateLayout:
     streams = []
     for i, is_window in enumerate(config.is_window):
         kv = window if is_window else full
-        widths = (kv.num_kv_heads * kv.head_dim,) * 2 + (config.hidden_size,) * 2
+        widths = (2 * kv.num_kv_heads * kv.head_dim, config.hidden_size, config.hidden_size)
         streams += [ConvStream(f"layers.{i}.{name}", width) for name, width in zip(_STREAMS, widths, strict=True)]
     return StateLayout(groups=groups, streams=tuple(streams), kernel_size=config.sconv_kernel_size)
 

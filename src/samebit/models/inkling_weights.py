@@ -171,7 +171,8 @@ def _trunk_shapes(config: InklingConfig) -> dict[str, tuple[Shape, ...]]:
 def _block_shapes(config: InklingConfig, layer: int) -> dict[str, tuple[Shape, ...]]:
     hidden, taps = config.hidden_size, config.sconv_kernel_size
     heads = head_shape(config, layer)
-    q, k, v, r = heads.widths
+    q, _, r = heads.widths
+    kv = heads.kv_width
     extent = heads.window or config.rel_extent
     experts, width = config.n_routed_experts, config.moe_intermediate_size
     shared = config.n_shared_experts
@@ -179,11 +180,11 @@ def _block_shapes(config: InklingConfig, layer: int) -> dict[str, tuple[Shape, .
     return {
         **dict.fromkeys(("attn_norm", "mlp_norm"), ((hidden,),)),
         **dict.fromkeys(("q_norm", "k_norm"), ((heads.head_dim,),)),
-        **dict.fromkeys(("k_conv", "v_conv"), ((k, 1, taps),)),
+        **dict.fromkeys(("k_conv", "v_conv"), ((kv, 1, taps),)),
         **dict.fromkeys(("attn_conv", "mlp_conv"), ((hidden, 1, taps),)),
         "q": ((q, hidden),),
-        "k": ((k, hidden),),
-        "v": ((v, hidden),),
+        "k": ((kv, hidden),),
+        "v": ((kv, hidden),),
         "r": ((r, hidden),),
         "o": ((hidden, q),),
         "rel_proj": ((heads.d_rel, extent),),
@@ -290,8 +291,7 @@ class _Builder:
             out=self._linear(self._take(f"{i}.o")),
             q_norm=self._norm(f"{i}.q_norm"),
             k_norm=self._norm(f"{i}.k_norm"),
-            k_conv=self._conv(f"{i}.k_conv"),
-            v_conv=self._conv(f"{i}.v_conv"),
+            kv_conv=self._conv(f"{i}.k_conv", f"{i}.v_conv"),
             rel_proj=self._take(f"{i}.rel_proj"),
         )
 
@@ -328,5 +328,5 @@ class _Builder:
     def _norm(self, key: str) -> RmsNorm:
         return RmsNorm(self._kernels, self._take(key), self._config.rms_norm_eps)
 
-    def _conv(self, key: str) -> ShortConv:
-        return ShortConv(self._kernels, self._take(key).squeeze(1))
+    def _conv(self, *keys: str) -> ShortConv:
+        return ShortConv(self._kernels, torch.cat([self._take(key) for key in keys]).squeeze(1))

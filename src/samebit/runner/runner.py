@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from samebit.core.plan import BatchPlan, SampleOutput, StepOutput
+from samebit.indexing import IndexBuffer
 from samebit.inputs import Bucket, InputBuffer
 from samebit.kernels.sets import KernelSet
 from samebit.models.base import CausalLM
@@ -26,7 +27,7 @@ class LocalRunner:
         self._kernels = kernels
         self._pools = pools
         self._device = device
-        self._buffers: OrderedDict[Bucket, InputBuffer] = OrderedDict()
+        self._buffers: OrderedDict[Bucket, tuple[InputBuffer, IndexBuffer]] = OrderedDict()
 
     @torch.inference_mode()
     def execute(self, plan: BatchPlan) -> StepOutput:
@@ -34,17 +35,19 @@ class LocalRunner:
         bucket = Bucket.of(plan)
         with _one_torch_thread():
             self._pools.wipe(plan.retired)
-            inputs = self._buffer(bucket).fill(plan)
-            return _read_back(plan, run_step(self._model, self._kernels, inputs, self._pools, bucket))
+            buffer, addresses = self._buffers_of(bucket)
+            inputs = buffer.fill(plan)
+            return _read_back(plan, run_step(self._model, self._kernels, inputs, addresses, self._pools, bucket))
 
-    def _buffer(self, bucket: Bucket) -> InputBuffer:
-        buffer = self._buffers.pop(bucket, None)
-        if buffer is None:
-            buffer = InputBuffer(bucket, self._device)
-        self._buffers[bucket] = buffer
+    def _buffers_of(self, bucket: Bucket) -> tuple[InputBuffer, IndexBuffer]:
+        found = self._buffers.pop(bucket, None)
+        if found is None:
+            inputs = InputBuffer(bucket, self._device)
+            found = inputs, IndexBuffer(inputs.view, self._pools)
+        self._buffers[bucket] = found
         if len(self._buffers) > _MAX_BUFFERS:
             self._buffers.popitem(last=False)
-        return buffer
+        return found
 
 
 @contextmanager

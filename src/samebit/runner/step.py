@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from samebit.indexing import StepIndex, acknowledge, build_index
+from samebit.indexing import IndexBuffer, StepIndex, acknowledge
 from samebit.inputs import Bucket, StaticInputs
 from samebit.kernels.sets import KernelSet
 from samebit.kernels.values import SampleColumns
@@ -37,10 +37,15 @@ class StepTensors:
 
 
 def run_step(
-    model: CausalLM, kernels: KernelSet, inputs: StaticInputs, pools: StatePools, bucket: Bucket
+    model: CausalLM,
+    kernels: KernelSet,
+    inputs: StaticInputs,
+    addresses: IndexBuffer,
+    pools: StatePools,
+    bucket: Bucket,
 ) -> StepTensors:
     """Forward all tokens, draw or score every logits row, note the drawn tokens per slot, compare all tags."""
-    index = build_index(inputs, pools, kernels)
+    index = addresses.fill(kernels)
     hidden = model.forward(index, pools).index_select(0, index.sample_tokens)
     parts = [
         _sample(model, kernels, hidden, inputs, index.sampling, bucket, first)

@@ -10,7 +10,7 @@ typedef struct {
   const float *q, *rel, *proj, *tau, *k_pages, *v_pages;
   const int32_t *query_start, *row_start, *row_slots, *page_table;
   float *y;
-  long T, B, nh, nk, hd, d_rel, extent, page, table_width, window, padded;  // padded: hd rounded up to whole vectors
+  long T, B, nh, nk, hd, d_rel, extent, page, table_width, window, q_stride, rel_stride, padded;  // padded: hd in whole vectors
   float scale;
   const long *first_task;  // [B + 1]
 } attn_t;
@@ -182,7 +182,7 @@ static void attention_task(void *context, long index) {
   for (long r = 0; r < rows; r++) {
     long token = t0 + r / group, head = t.head * group + r % group;
     for (long d = a->hd; d < a->padded; d++) q[r * a->padded + d] = 0;
-    memcpy(q + r * a->padded, a->q + (token * a->nh + head) * a->hd, sizeof(float) * a->hd);
+    memcpy(q + r * a->padded, a->q + token * a->q_stride + head * a->hd, sizeof(float) * a->hd);
   }
   for (long n = 0; n < t.nb; n++) {
     keys_t k = key_block(&t, a->k_pages, t.base + n * VL);
@@ -191,7 +191,7 @@ static void attention_task(void *context, long index) {
   for (long r = 0; r < rows; r++) {
     long token = t0 + r / group, head = t.head * group + r % group, at = position + r / group;
     highs[r] = at + 1, lows[r] = a->window && at >= a->window ? at - a->window + 1 : 0;
-    bias_profile(a, a->rel + (token * a->nh + head) * a->d_rel, profile, highs[r] - lows[r]);
+    bias_profile(a, a->rel + token * a->rel_stride + head * a->d_rel, profile, highs[r] - lows[r]);
     inverse[r] = soften(&t, s + r * ld, profile, at, a->tau[token]);
   }
   for (long r = 0, n; r < rows; r += n) {
@@ -209,7 +209,7 @@ static void attention_task(void *context, long index) {
 void attention(const float *q, const float *rel, const float *proj, const float *tau, const float *k_pages,
                const float *v_pages, const int32_t *query_start, const int32_t *row_start, const int32_t *row_slots,
                const int32_t *page_table, float *y, long T, long B, long nh, long nk, long hd, long d_rel, long extent,
-               long page, long table_width, long window, double scale, long threads) {
+               long page, long table_width, long window, long q_stride, long rel_stride, double scale, long threads) {
   long *first_task = scratch(1, sizeof(long) * (B + 1)), work = 0;
   first_task[0] = 0;
   for (long b = 0; b < B; b++) {
@@ -220,6 +220,6 @@ void attention(const float *q, const float *rel, const float *proj, const float 
   long live = query_start[B];
   memset(y + live * nh * hd, 0, sizeof(float) * (T - live) * nh * hd);
   attn_t a = {q, rel, proj, tau, k_pages, v_pages, query_start, row_start, row_slots, page_table, y, T, B, nh, nk, hd,
-              d_rel, extent, page, table_width, window, (hd + VL - 1) / VL * VL, (float)scale, first_task};
+              d_rel, extent, page, table_width, window, q_stride, rel_stride, (hd + VL - 1) / VL * VL, (float)scale, first_task};
   pool_run(attention_task, &a, first_task[B], work < HANDOVER_WORK ? 1 : (int)threads);
 }

@@ -12,20 +12,19 @@ import torch
 from torch import Tensor
 
 from samebit.kernels.native.build import NativeLibrary
-from samebit.kernels.torch_index import index_counts, index_results
-from samebit.kernels.values import IndexSizes
+from samebit.kernels.torch_index import index_counts
 
 _FLOAT = torch.float32
 # p: address, l: long, d: double
 _SIGNATURES = {
     "step_index": "pppp",
     "linear": "ppplllll",
-    "rms_norm": "ppplldl",
+    "rms_norm": "pppllll" + "dl",
     "swiglu": "pplll",
-    "short_conv": "p" * 17 + "llllll",
-    "write_kv": "ppppppppll",
+    "short_conv": "p" * 17 + "l" * 7,
+    "write_kv": "p" * 8 + "llll",
     "embedding": "pppllll",
-    "attention": "p" * 11 + "l" * 10 + "dl",
+    "attention": "p" * 11 + "l" * 12 + "dl",
     "route": "pppplllld",
     "moe": "p" * 7 + "l" * 7,
     "sample": "p" * 13 + "lll",
@@ -45,6 +44,14 @@ def _function(library: NativeLibrary, name: str) -> Callable[..., int]:
 def _dense(x: Tensor) -> Tensor:
     assert x.dtype is _FLOAT, x.dtype
     return x.contiguous()
+
+
+def _rows(x: Tensor) -> tuple[Tensor, int]:
+    """``x`` [T, C] with dense columns, and how far apart its rows are."""
+    assert x.dtype is _FLOAT, x.dtype
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    return x, x.stride(0)
 
 
 def _check(dtype: torch.dtype, *tensors: Tensor) -> None:
@@ -81,12 +88,14 @@ def _row_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         return y
 
     def rms_norm(x: Tensor, gain: Tensor, eps: float, threads: int) -> Tensor:
-        x = _dense(x)
-        y = torch.empty_like(x)
-        width = gain.shape[0]
-        rows = x.numel() // width
+        x, stride = _rows(x)
         _check(_FLOAT, gain)
-        c_norm(x.data_ptr(), gain.data_ptr(), y.data_ptr(), rows, width, eps, threads)
+        tokens, columns = x.shape
+        width = gain.shape[0]
+        y = torch.empty(tokens, columns)
+        c_norm(
+            x.data_ptr(), gain.data_ptr(), y.data_ptr(), tokens, columns // width, width, stride, eps, threads
+        )  # fmt: skip
         return y
 
     def swiglu(z: Tensor, threads: int) -> Tensor:
@@ -151,7 +160,7 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         residual: Tensor | None,
         threads: int,
     ) -> Tensor:
-        x = _dense(x)
+        x, stride = _rows(x)
         index = (
             query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
             entry_sources, entry_source_tags, entry_dest, entry_tag,
@@ -160,12 +169,12 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         _check(torch.int32, query_start, read_rows, store_rows, write_rows, entry_sources, entry_dest)
         _check(torch.int64, row_tags, read_tags, store_tags, write_tags, entry_source_tags, entry_tag)
         tokens, channels = x.shape
-        y = torch.empty_like(x)
+        y = torch.empty(tokens, channels)
         extra = None if residual is None else _dense(residual)
         c_conv(
             x.data_ptr(), taps.data_ptr(), rows.data_ptr(), row_tags.data_ptr(), *[i.data_ptr() for i in index],
             None if extra is None else extra.data_ptr(), y.data_ptr(),
-            tokens, channels, taps.shape[1], query_start.shape[0] - 1, entry_tag.shape[0], threads,
+            tokens, channels, taps.shape[0], query_start.shape[0] - 1, entry_tag.shape[0], stride, threads,
         )  # fmt: skip
         return y
 
@@ -180,14 +189,14 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         stamp_tags: Tensor,
         threads: int,
     ) -> None:
-        k, v = _dense(k), _dense(v)
+        (k, k_stride), (v, v_stride) = _rows(k), _rows(v)
         _check(_FLOAT, k_pages, v_pages)
         _check(torch.int32, write_slots, stamp_pages)
         _check(torch.int64, page_tags, stamp_tags)
-        tokens, heads, width = k.shape
+        tokens, width = k.shape
         c_write(
             k.data_ptr(), v.data_ptr(), k_pages.data_ptr(), v_pages.data_ptr(), page_tags.data_ptr(),
-            write_slots.data_ptr(), stamp_pages.data_ptr(), stamp_tags.data_ptr(), tokens, heads * width,
+            write_slots.data_ptr(), stamp_pages.data_ptr(), stamp_tags.data_ptr(), tokens, width, k_stride, v_stride,
         )  # fmt: skip
 
     def attention(
@@ -205,18 +214,18 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         scale: float,
         threads: int,
     ) -> Tensor:
-        q, rel = _dense(q), _dense(rel)
+        (q, q_stride), (rel, rel_stride) = _rows(q), _rows(rel)
         _check(_FLOAT, rel_proj, tau, k_pages, v_pages)
         _check(torch.int32, query_start, row_start, row_slots, page_table)
-        tokens, heads, width = q.shape
+        tokens, columns = q.shape
         d_rel, extent = rel_proj.shape
-        _, page, kv_heads, _ = k_pages.shape
-        y = torch.empty(tokens, heads * width)
+        _, page, kv_heads, width = k_pages.shape
+        y = torch.empty(tokens, columns)
         c_attention(
             q.data_ptr(), rel.data_ptr(), rel_proj.data_ptr(), tau.data_ptr(), k_pages.data_ptr(),
             v_pages.data_ptr(), query_start.data_ptr(), row_start.data_ptr(), row_slots.data_ptr(),
-            page_table.data_ptr(), y.data_ptr(), tokens, row_start.shape[0], heads, kv_heads, width, d_rel, extent,
-            page, page_table.shape[1], window, scale, threads,
+            page_table.data_ptr(), y.data_ptr(), tokens, row_start.shape[0], columns // width, kv_heads, width, d_rel, extent,
+            page, page_table.shape[1], window, q_stride, rel_stride, scale, threads,
         )  # fmt: skip
         return y
 
@@ -291,17 +300,14 @@ def _other_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
 def _index_operator(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
     c_index = _function(library, "step_index")
 
-    def step_index(fields: list[Tensor], tables: list[Tensor], sizes: list[int]) -> list[Tensor]:
-        given = IndexSizes(*sizes)
-        for x in (*fields, *tables):
-            assert x.is_contiguous(), x.stride()
-        results = index_results(fields, tables, given)
+    def step_index(fields: list[Tensor], tables: list[Tensor], results: list[Tensor], sizes: list[int]) -> None:
         counts = index_counts(fields, tables)
-        addresses = [
-            (ctypes.c_void_p * len(group))(*[x.data_ptr() for x in group]) for group in (fields, tables, results)
-        ]
-        c_index(*addresses, (ctypes.c_long * (len(counts) + len(given)))(*counts, *given))
-        return results
+        addresses = []
+        for group in (fields, tables, results):
+            for x in group:
+                assert x.is_contiguous(), x.stride()
+            addresses.append((ctypes.c_void_p * len(group))(*[x.data_ptr() for x in group]))
+        c_index(*addresses, (ctypes.c_long * (len(counts) + len(sizes)))(*counts, *sizes))
 
     return {"step_index": step_index}
 

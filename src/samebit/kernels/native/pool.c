@@ -8,21 +8,21 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define MAX_HELPERS 255
+#define MAX_THREADS 256
 #define SPINS 10000  // some 100 us: a helper stays at hand between the kernels of a step
 #define OWN_LINE _Alignas(64)
 
 static pthread_mutex_t caller_lock = PTHREAD_MUTEX_INITIALIZER, sleep_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
-// The job is written by the caller and read by helpers; the counters that both write have lines of their own.
+// A share is the next task and the end of its tasks in one word, so that a claim is never of a job that is over. Who has
+// claimed a task may read the job: it stays until all its tasks are done.
+static struct { OWN_LINE _Atomic uint64_t next_and_end; } shares[MAX_THREADS];
 static OWN_LINE atomic_ulong generation;
-static atomic_ulong open_generation;
 static task_t job;
 static void *job_context;
-static long job_count;
-static int job_threads, helpers;
-static struct { OWN_LINE atomic_long next; } shares[MAX_HELPERS + 1];
-static OWN_LINE atomic_int working;
+static atomic_int job_threads;
+static int helpers;
+static OWN_LINE atomic_long done;
 static OWN_LINE atomic_int sleeping;
 
 static inline void relax(void) {
@@ -33,13 +33,17 @@ static inline void relax(void) {
 #endif
 }
 
-static long share_start(int share) { return job_count * share / job_threads; }
+static uint64_t share_word(long next, long end) { return (uint64_t)next << 32 | (uint64_t)end; }
 
-static void claim_tasks(int me) {
-  for (int n = 0; n < job_threads; n++) {
-    int share = (me + n) % job_threads;
-    long end = share_start(share + 1);
-    for (long i; (i = atomic_fetch_add(&shares[share].next, 1)) < end;) job(job_context, i);
+static void run_tasks(int me) {
+  for (int n = 0, threads = atomic_load(&job_threads); n < threads; n++) {
+    _Atomic uint64_t *share = &shares[(me + n) % threads].next_and_end;
+    for (uint64_t word = atomic_load(share); word >> 32 < (uint32_t)word;)
+      if (atomic_compare_exchange_weak(share, &word, word + share_word(1, 0))) {
+        job(job_context, (long)(word >> 32));
+        atomic_fetch_add(&done, 1);
+        word = atomic_load(share);
+      }
   }
 }
 
@@ -55,17 +59,13 @@ static void *help(void *argument) {
       pthread_mutex_unlock(&sleep_lock);
     }
     seen = atomic_load(&generation);
-    // Join first, then look whether the job is still open: the caller closes first, then waits for those who joined.
-    atomic_fetch_add(&working, 1);
-    if (atomic_load(&open_generation) == seen && me < job_threads) claim_tasks(me);
-    atomic_fetch_sub(&working, 1);
+    run_tasks(me);
   }
   return NULL;
 }
 
 static void after_fork(void) {  // threads do not survive a fork
   helpers = 0;
-  atomic_store(&working, 0);
   atomic_store(&sleeping, 0);
   pthread_mutex_init(&caller_lock, NULL);
   pthread_mutex_init(&sleep_lock, NULL);
@@ -75,7 +75,7 @@ static void after_fork(void) {  // threads do not survive a fork
 static void start_helpers(int wanted) {
   static int registered;
   if (!registered) registered = !pthread_atfork(NULL, NULL, after_fork);
-  while (helpers < wanted && helpers < MAX_HELPERS) {
+  while (helpers < wanted && helpers < MAX_THREADS - 1) {
     pthread_t thread;
     if (pthread_create(&thread, NULL, help, (void *)(intptr_t)(helpers + 1))) return;
     pthread_detach(thread);
@@ -88,22 +88,22 @@ void pool_run(task_t task, void *context, long count, int threads) {
     for (long i = 0; i < count; i++) task(context, i);
     return;
   }
+  if (threads > count) threads = (int)count;
+  if (threads > MAX_THREADS) threads = MAX_THREADS;
   start_helpers(threads - 1);
-  job = task, job_context = context, job_count = count;
-  job_threads = threads < count ? threads : (int)count;
-  if (job_threads > MAX_HELPERS + 1) job_threads = MAX_HELPERS + 1;
-  for (int s = 0; s < job_threads; s++) atomic_store(&shares[s].next, share_start(s));
-  unsigned long current = atomic_load(&generation) + 1;
-  atomic_store(&open_generation, current);
-  atomic_store(&generation, current);
+  job = task, job_context = context;
+  atomic_store(&done, 0);
+  atomic_store(&job_threads, threads);
+  for (long s = 0; s < threads; s++)
+    atomic_store(&shares[s].next_and_end, share_word(count * s / threads, count * (s + 1) / threads));
+  atomic_fetch_add(&generation, 1);
   if (atomic_load(&sleeping)) {
     pthread_mutex_lock(&sleep_lock);
     pthread_cond_broadcast(&wake);
     pthread_mutex_unlock(&sleep_lock);
   }
-  claim_tasks(0);
-  atomic_store(&open_generation, 0);
-  for (int i = 0; atomic_load(&working); i++)
+  run_tasks(0);
+  for (int i = 0; atomic_load(&done) < count; i++)
     if (i < SPINS) relax(); else sched_yield();
   pthread_mutex_unlock(&caller_lock);
 }

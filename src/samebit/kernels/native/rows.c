@@ -5,12 +5,12 @@
 #define HANDOVER_WORK 200000  // below some 40 us, waking a helper costs more than it gives
 #define CHANNEL_CHUNK (4 * VL)
 
-typedef struct { const float *x, *gain; float *y; long T, C; float eps; } norm_t;
+typedef struct { const float *x, *gain; float *y; long T, groups, C, stride; float eps; } norm_t;
 
 static void norm_task(void *context, long index) {
   const norm_t *c = context;
-  for (long t = index * ROW_CHUNK; t < (index + 1) * ROW_CHUNK && t < c->T; t++) {
-    const float *x = c->x + t * c->C;
+  for (long n = index * ROW_CHUNK; n < (index + 1) * ROW_CHUNK && n < c->T * c->groups; n++) {
+    const float *x = c->x + n / c->groups * c->stride + n % c->groups * c->C;
     V sums[4] = {zero(), zero(), zero(), zero()};
     for (long i = 0, j = 0; i < c->C; i += VL, j++) {
       V v = load_n(x + i, c->C - i);
@@ -19,12 +19,13 @@ static void norm_task(void *context, long index) {
     float mean = sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3])) / (float)c->C;
     V inverse = splat(1.0f / __builtin_sqrtf(mean + c->eps));
     for (long i = 0; i < c->C; i += VL)
-      store_n(c->y + t * c->C + i, load_n(x + i, c->C - i) * inverse * load_n(c->gain + i, c->C - i), c->C - i);
+      store_n(c->y + n * c->C + i, load_n(x + i, c->C - i) * inverse * load_n(c->gain + i, c->C - i), c->C - i);
   }
 }
-void rms_norm(const float *x, const float *gain, float *y, long T, long C, double eps, long threads) {
-  norm_t c = {x, gain, y, T, C, (float)eps};
-  pool_run(norm_task, &c, (T + ROW_CHUNK - 1) / ROW_CHUNK, T * C < HANDOVER_WORK ? 1 : (int)threads);
+// `x` has rows of `groups` times C columns, `stride` apart.
+void rms_norm(const float *x, const float *gain, float *y, long T, long groups, long C, long stride, double eps, long threads) {
+  norm_t c = {x, gain, y, T, groups, C, stride, (float)eps};
+  pool_run(norm_task, &c, (T * groups + ROW_CHUNK - 1) / ROW_CHUNK, T * groups * C < HANDOVER_WORK ? 1 : (int)threads);
 }
 
 typedef struct { const float *z; float *y; long T, I; } swiglu_t;
@@ -46,73 +47,75 @@ typedef struct {
   const float *x, *taps, *residual;
   float *rows, *y;
   const int32_t *query_start, *read_rows, *store_rows, *write_rows, *entry_sources, *entry_dest;
-  long T, C, K, B, E;
+  long T, C, K, B, E, stride, strip;
 } conv_t;
+
+static void conv_row(const conv_t *c, const float *const *in, long t, long c0, long width) {
+  long C = c->C, K = c->K;
+  float *y = c->y + t * C + c0;
+  for (long v = 0; v < width; v += VL) {
+    long left = width - v;
+    V sum = zero();
+    for (long j = 0; j < K; j++) sum = fma_v(load_n(c->taps + j * C + c0 + v, left), load_n(in[j] + c0 + v, left), sum);
+    sum = sum + load_n(in[K - 1] + c0 + v, left);
+    if (c->residual) sum = sum + load_n(c->residual + t * C + c0 + v, left);
+    store_n(y + v, sum, left);
+  }
+}
 
 // One strip of channels: all reads of the pool come before its writes, so strips need no order among themselves.
 static void conv_task(void *context, long index) {
   const conv_t *c = context;
-  long c0 = index * CHANNEL_CHUNK, width = c->C - c0 < CHANNEL_CHUNK ? c->C - c0 : CHANNEL_CHUNK;
-  long C = c->C, K = c->K, H = K - 1, live = c->query_start[c->B];
-  float *before = scratch(0, sizeof(float) * CHANNEL_CHUNK * (c->B + c->E) * (H + 1)), *entries = before + c->B * H * CHANNEL_CHUNK;
-  for (long i = 0; i < c->B * H; i++)
-    memcpy(before + i * CHANNEL_CHUNK, c->rows + c->read_rows[i] * C + c0, sizeof(float) * width);
-  for (long i = 0; i < c->E * H; i++) {
+  long c0 = index * c->strip, width = c->C - c0 < c->strip ? c->C - c0 : c->strip, bytes = sizeof(float) * width;
+  long C = c->C, H = c->K - 1, stored = c->B * H, entered = c->E * H, live = c->query_start[c->B];
+  const float *in[c->K];
+  for (long b = 0; b < c->B; b++)
+    for (long start = c->query_start[b], t = start; t < c->query_start[b + 1]; t++) {
+      for (long j = 0, s = t - H; j <= H; j++, s++)
+        in[j] = s >= start ? c->x + s * c->stride : c->rows + c->read_rows[b * H + s - start + H] * C;
+      conv_row(c, in, t, c0, width);
+    }
+  float *kept = scratch(0, bytes * (stored + entered) + 1), *entries = kept + stored * width;
+  for (long i = 0; i < stored; i++)
+    if (c->store_rows[i] > 1) memcpy(kept + i * width, c->rows + c->read_rows[i] * C + c0, bytes);
+  for (long i = 0; i < entered; i++) {
     long s = c->entry_sources[i];
-    if (c->entry_dest[i] > 1)
-      memcpy(entries + i * CHANNEL_CHUNK, (s < 0 ? c->rows - (s + 1) * C : c->x + s * C) + c0, sizeof(float) * width);
+    if (c->entry_dest[i] > 1) memcpy(entries + i * width, (s < 0 ? c->rows - (s + 1) * C : c->x + s * c->stride) + c0, bytes);
   }
-  for (long v = 0; v < width; v += VL) {
-    long left = width - v;
-    V taps[K];
-    for (long j = 0; j < K; j++)
-      for (int l = 0; l < VL; l++) taps[j][l] = l < left ? c->taps[(c0 + v + l) * K + j] : 0;
-    for (long b = 0; b < c->B; b++)
-      for (long start = c->query_start[b], t = start; t < c->query_start[b + 1]; t++) {
-        V sum = zero();
-        for (long j = 0; j < K; j++) {
-          long s = t - H + j;
-          const float *from = s >= start ? c->x + s * C + c0 : before + (b * H + s - start + H) * CHANNEL_CHUNK;
-          sum = fma_v(taps[j], load_n(from + v, left), sum);
-        }
-        long at = t * C + c0 + v;
-        sum = sum + load_n(c->x + at, left);
-        if (c->residual) sum = sum + load_n(c->residual + at, left);
-        store_n(c->y + at, sum, left);
-      }
-  }
-  for (long i = 0; i < c->E * H; i++)
-    if (c->entry_dest[i] > 1) memcpy(c->rows + c->entry_dest[i] * C + c0, entries + i * CHANNEL_CHUNK, sizeof(float) * width);
-  for (long i = 0; i < c->B * H; i++)
-    if (c->store_rows[i] > 1) memcpy(c->rows + c->store_rows[i] * C + c0, before + i * CHANNEL_CHUNK, sizeof(float) * width);
+  for (long i = 0; i < entered; i++)
+    if (c->entry_dest[i] > 1) memcpy(c->rows + c->entry_dest[i] * C + c0, entries + i * width, bytes);
+  for (long i = 0; i < stored; i++)
+    if (c->store_rows[i] > 1) memcpy(c->rows + c->store_rows[i] * C + c0, kept + i * width, bytes);
   for (long t = 0; t < live; t++)
-    if (c->write_rows[t] > 1) memcpy(c->rows + c->write_rows[t] * C + c0, c->x + t * C + c0, sizeof(float) * width);
-  for (long t = live; t < c->T; t++) memset(c->y + t * C + c0, 0, sizeof(float) * width);
+    if (c->write_rows[t] > 1) memcpy(c->rows + c->write_rows[t] * C + c0, c->x + t * c->stride + c0, bytes);
+  for (long t = live; t < c->T; t++) memset(c->y + t * C + c0, 0, bytes);
 }
 
+// `x` has rows `stride` apart, `taps` is [K, C].
 void short_conv(const float *x, const float *taps, float *rows, int64_t *tags, const int32_t *query_start,
                 const int32_t *read_rows, const int64_t *read_tags, const int32_t *store_rows, const int64_t *store_tags,
                 const int32_t *write_rows, const int64_t *write_tags, const int32_t *entry_sources,
                 const int64_t *entry_source_tags, const int32_t *entry_dest, const int64_t *entry_tag,
-                const float *residual, float *y, long T, long C, long K, long B, long E, long threads) {
-  conv_t c = {x, taps, residual, rows, y, query_start, read_rows, store_rows, write_rows, entry_sources, entry_dest, T, C, K, B, E};
-  long H = K - 1;
-  pool_run(conv_task, &c, (C + CHANNEL_CHUNK - 1) / CHANNEL_CHUNK, T * C < HANDOVER_WORK ? 1 : (int)threads);
-  int64_t *found = scratch(1, sizeof(int64_t) * ((B + E) * H + 1)), *sources = found + B * H;
-  for (long i = 0; i < B * H; i++) found[i] = tags[read_rows[i]];
+                const float *residual, float *y, long T, long C, long K, long B, long E, long stride, long threads) {
+  long H = K - 1, strip = T * C < HANDOVER_WORK ? C : CHANNEL_CHUNK;
+  conv_t c = {x, taps, residual, rows, y, query_start, read_rows, store_rows, write_rows, entry_sources, entry_dest,
+              T, C, K, B, E, stride, strip};
+  pool_run(conv_task, &c, (C + strip - 1) / strip, (int)threads);
+  int64_t *kept = scratch(1, sizeof(int64_t) * ((B + E) * H + 1)), *sources = kept + B * H;
+  for (long i = 0; i < B * H; i++) if (store_rows[i] > 1) kept[i] = store_tags[i] ^ tags[read_rows[i]] ^ read_tags[i];
   for (long i = 0; i < E * H; i++)
     sources[i] = entry_sources[i] < 0 ? tags[-(entry_sources[i] + 1)] ^ entry_source_tags[i] : 0;
   for (long i = 0; i < E * H; i++) if (entry_dest[i] > 1) tags[entry_dest[i]] = entry_tag[i / H] ^ sources[i];
-  for (long i = 0; i < B * H; i++) if (store_rows[i] > 1) tags[store_rows[i]] = store_tags[i] ^ found[i] ^ read_tags[i];
+  for (long i = 0; i < B * H; i++) if (store_rows[i] > 1) tags[store_rows[i]] = kept[i];
   for (long t = 0; t < query_start[B]; t++) if (write_rows[t] > 1) tags[write_rows[t]] = write_tags[t];
 }
 
 void write_kv(const float *k, const float *v, float *k_pages, float *v_pages, int64_t *tags, const int32_t *slots,
-              const int32_t *stamp_pages, const int64_t *stamp_tags, long T, long width) {
+              const int32_t *stamp_pages, const int64_t *stamp_tags, long T, long width, long k_stride, long v_stride) {
   for (long t = 0; t < T; t++) {
     if (slots[t] > 0) {
-      memcpy(k_pages + slots[t] * width, k + t * width, sizeof(float) * width);
-      memcpy(v_pages + slots[t] * width, v + t * width, sizeof(float) * width);
+      memcpy(k_pages + slots[t] * width, k + t * k_stride, sizeof(float) * width);
+      memcpy(v_pages + slots[t] * width, v + t * v_stride, sizeof(float) * width);
     }
     if (stamp_pages[t] > 0) tags[stamp_pages[t]] = stamp_tags[t];
   }
