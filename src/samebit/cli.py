@@ -1,4 +1,4 @@
-"""The command line: serve, generate, chat. Knows flags and files; each command loads what it needs when it runs."""
+"""The command line: serve, generate, chat, audit. Knows flags and files; each command loads what it needs when it runs."""
 
 import contextlib
 import importlib.metadata
@@ -213,6 +213,60 @@ def chat(
             _show_answer(conversation, text)
 
 
+@app.command()
+def audit(
+    model: Annotated[str | None, typer.Argument(help="nano (bundled), a folder, or a Hugging Face org/name.")] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Audit the OpenAI-compatible server at http://host:port/v1 instead.")
+    ] = None,
+    replay: Annotated[Path | None, typer.Option("--replay", help="Play a recorded run instead.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report as JSON.")] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", help="Write the report as one HTML page.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option("--prompts", help="JSON Lines as for generate --input, audited too.")
+    ] = None,
+    num_prompts: Annotated[int, typer.Option("--num-prompts", help="Built-in prompts.", min=0)] = 16,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Tokens of each answer to those.", min=1)] = 40,
+    seed: Annotated[int, typer.Option("--seed", help="Chooses prompts and disturbances.", min=0)] = 0,
+    num_threads: NumThreads = None,
+    kernels: Kernels = None,
+    max_model_len: MaxModelLen = None,
+    page_size: PageSize = None,
+    cache_bytes: CacheBytes = 1 << 28,
+    served_model: Annotated[
+        str | None, typer.Option("--model", help="With --url: the model's name there (default: the first).")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option("--api-key", help="With --url: sent as a bearer token.")] = None,
+    max_requests: Annotated[int, typer.Option("--max-requests", help="With --url: most requests.", min=1)] = 400,
+    rate: Annotated[float, typer.Option("--rate", help="With --url: most requests a second.", min=0.01)] = 20.0,
+    timeout: Annotated[float, typer.Option("--timeout", help="With --url: seconds for an answer.", min=0.1)] = 120.0,
+) -> None:
+    """Check that answers depend on the request only. Exits with 0: all equal, 1: differences, 2: could not run."""
+    if sum(source is not None for source in (model, url, replay)) != 1:
+        raise typer.BadParameter("give one of MODEL, --url and --replay", param_hint="MODEL")
+    from samebit.audit import command  # noqa: PLC0415 - keeps help quick
+
+    with _plain_errors(2):
+        if replay is not None:
+            raise typer.Exit(command.replay_file(replay, json_file))
+        if url is not None:
+            limits = (max_requests, rate, timeout)
+            found = command.audit_url(url, model=served_model, api_key=api_key, seed=seed, limits=limits)
+            raise typer.Exit(command.finish(found, json_file, html_file))
+        config = _config(
+            model=model,
+            max_model_len=max_model_len,
+            page_size=page_size,
+            checkpoint_interval=page_size,
+            cache_bytes=cache_bytes,
+            num_threads=num_threads,
+            kernels=kernels,
+        )
+        sources = command.Prompts(num_builtin=num_prompts, max_tokens=max_tokens, file=prompts)
+        report = command.audit_checkpoint(config, sources, seed=seed)
+        raise typer.Exit(command.finish(report, json_file, html_file))
+
+
 def _show_answer(conversation: "Conversation", text: str) -> None:
     """Print an answer as it comes. Ctrl-C breaks it off; a message that is refused is no reason to leave."""
     try:
@@ -254,10 +308,10 @@ def _given(**flags: Any) -> dict[str, Any]:  # Any: whatever the flags' types ar
 
 
 @contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
-    """What is wrong in one line instead of a traceback."""
+def _plain_errors(status: int = 1) -> Iterator[None]:
+    """What is wrong in one line instead of a traceback, and an exit with `status`."""
     try:
         yield
     except SamebitError as error:
         typer.echo(f"samebit: error: {error}", err=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(status) from None

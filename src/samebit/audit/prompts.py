@@ -18,11 +18,11 @@ from samebit.workloads import document, edge_lengths, spread
 NUM_TOP = 5
 _LONGEST = 1024
 _SCORED = 8
-_SAMPLING: tuple[dict[str, float], ...] = (
-    {"temperature": 0.0},
-    {"temperature": 0.8},
-    {"temperature": 1.2, "top_p": 0.9},
-    {"temperature": 1.0, "min_p": 0.02},
+_SAMPLING = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.8),
+    SamplingParams(temperature=1.2, top_p=0.9),
+    SamplingParams(temperature=1.0, min_p=0.02, top_k=30),
 )
 
 
@@ -42,13 +42,12 @@ def builtin_prompts(engine: Engine, *, count: int, max_tokens: int, seed: int) -
     lengths = spread(edge_lengths([geometry.page_size, *windows], limit), count)
     prompts = []
     for number, length in enumerate(lengths):
-        params = SamplingParams(
+        params = msgspec.structs.replace(
+            _SAMPLING[number % len(_SAMPLING)],
             max_tokens=max_tokens,
             logprobs=NUM_TOP,
             prompt_logprobs=NUM_TOP if number % 3 == 2 else None,
             ignore_eos=True,
-            top_k=30 if number % 5 == 4 else 0,
-            **_SAMPLING[number % len(_SAMPLING)],
         )
         source = seed if number % 2 else seed + 1 + number
         prompts.append(

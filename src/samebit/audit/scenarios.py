@@ -63,4 +63,5 @@ def all_scenarios(chunks: Mapping[str, tuple[int, ...]] = CHUNKS) -> list[Scenar
     """Every combination, in an order that keeps equal configs together."""
     axes = itertools.product(EXECUTIONS, chunks, COMPANIES, CACHES)
     found = [Scenario(cache=cache, company=who, chunks=cut, execution=how) for how, cut, who, cache in axes]
-    return sorted(found, key=lambda s: (s.execution, s.chunks, s.company == "preempted", s.cache == "off"))
+    ranks = {name: rank for rank, name in enumerate(chunks)}
+    return sorted(found, key=lambda s: (s.execution, ranks[s.chunks], s.company == "preempted", s.cache == "off"))

@@ -37,7 +37,7 @@ def audit_model(
     seed: int = 0,
     scenarios: Sequence[Scenario] | None = None,
     make_engine: MakeEngine = Engine,
-    on_scenario: OnScenario = lambda result, total: None,
+    on_scenario: OnScenario | None = None,
 ) -> WhiteBoxReport:
     """Audit the engine that `config` describes. Fresh and freed memory is poisoned, ids are given out in seeded order.
 
@@ -58,7 +58,8 @@ def audit_model(
         engine = make_engine(setup)
         for scenario in group:
             results.append(_Arm(engine, scenario, prompts, references).run())
-            on_scenario(results[-1], len(wanted))
+            if on_scenario is not None:
+                on_scenario(results[-1], len(wanted))
         del engine
     problems = [f"{result.name}: {problem}" for result in results for problem in result.problems]
     counts = sum((result.counts for result in results), Counts())
@@ -111,7 +112,7 @@ def _reference(engine: Engine, prompt: AuditPrompt, number: int) -> Reference:
 class _Tally:
     """What one prompt showed in one scenario."""
 
-    counts: Counts = Counts()
+    counts: Counts = field(default_factory=Counts)
     positions: int = 0
     num_unknown: int = 0
     runs: int = 0
