@@ -151,8 +151,9 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.sampled_from([8, 8, 16, 64]),
         interval=st.sampled_from([8, 8, 4, 16]),
         caching=st.sampled_from([True] * 5 + [False]),
+        kernels=st.sampled_from(["auto", "auto", "torch"]),
     )
-    def set_up(self, layout, pools, schedule, budget, interval, caching):
+    def set_up(self, layout, pools, schedule, budget, interval, caching, kernels):
         self.world = World(
             *layout,
             **pools,
@@ -160,6 +161,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_batched_tokens=budget,
             checkpoint_interval=interval,
             enable_prefix_caching=caching,
+            kernels=kernels,
         )
 
     @rule(shared=st.integers(0, 24), own=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6), **REQUESTS)

@@ -5,26 +5,27 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import settings
+from hypothesis import settings as hypothesis_settings
 
 from samebit.audit.replay import Abort, Drain, Evict, Step
 from tests.hash.fuzzer import LAYOUTS, SHARED, VOCAB, EngineMachine, World
 
 TestAnyHistory = EngineMachine.TestCase
-TestAnyHistory.settings = settings(max_examples=100, stateful_step_count=25)
+TestAnyHistory.settings = hypothesis_settings(max_examples=100, stateful_step_count=25)
 
 
 @pytest.mark.slow
 class TestLongHistories(EngineMachine.TestCase):
-    settings = settings(stateful_step_count=60)
+    settings = hypothesis_settings(stateful_step_count=60)
 
 
 @pytest.mark.parametrize("layout", range(len(LAYOUTS)))
-def test_a_long_busy_run_is_exact(layout):
+def test_a_long_busy_run_is_exact(layout, kernel_kind):
     rng = random.Random(layout)
     schedule = {"seed": 5, "preempt_percent": 8, "chunk_sizes": (7, 3, 16), "pad_rows": 1, "shuffle_rows": True}
     pools = {"max_num_seqs": 4, "num_checkpoints": 6, "num_pages": 14, "num_window_pages": 20}
-    world = World(*LAYOUTS[layout], **pools, schedule=schedule, max_num_batched_tokens=16, checkpoint_interval=8)
+    settings = {"schedule": schedule, "max_num_batched_tokens": 16, "checkpoint_interval": 8, "kernels": kernel_kind}
+    world = World(*LAYOUTS[layout], **pools, **settings)
     for _ in range(500):
         live = world.player.live
         match rng.choices(["arrive", "step", "abort", "evict"], [25, 70, 4, 1])[0]:
