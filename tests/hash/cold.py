@@ -45,15 +45,6 @@ class ColdModel:
         return [(mix(mix(self.word + v * A)) >> 40) / (1 << 20) for v in range(self.vocab_size)]
 
 
-def cold_logits(model: ColdModel, tokens: list[int]) -> list[list[float]]:
-    """Logits after each of `tokens`, for a model that has not been fed."""
-    out = []
-    for token in tokens:
-        model.feed(token)
-        out.append(model.logits())
-    return out
-
-
 def greedy(model: ColdModel, prompt: list[int], count: int) -> list[int]:
     """The likeliest tokens after `prompt`, ties to the lower id."""
     for token in prompt:

@@ -6,17 +6,21 @@ import json
 import random
 from dataclasses import fields, replace
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samebit.audit.replay import Add, DifferenceError, Drain, Step
+from samebit.audit.replay import DifferenceError, Drain, Step
+from samebit.core.config import EngineConfig
 from samebit.core.errors import CheckpointError
+from samebit.engine.sizing import size_pools
 from samebit.kernels.sets import torch_kernels
 from samebit.models.base import load_model
-from samebit.models.hash import HashConfig, HashModel, save_hash
+from samebit.models.hash import HashConfig, HashModel, save_hash, state_layout
 from samebit.state.pools import StatePools
+from tests.hash.cold import greedy
 from tests.hash.fuzzer import LAYOUTS, SHARED, VOCAB, World
 from tests.hash.oracle import cold_model
 
@@ -170,6 +174,24 @@ def test_a_wrong_configuration_is_named(tmp_path, change, named):
         load_model(tmp_path, torch_kernels(1), CPU)
 
 
+def test_the_offline_interface_serves_it_like_any_model(tmp_path):
+    from samebit import LLM, SamplingParams
+
+    config = HashConfig(mixers=("conv", 6, "full"))
+    llm = LLM(str(save_hash(tmp_path, config)), num_threads=1, max_model_len=64, max_num_seqs=2, cache_bytes=1 << 20)
+    (output,) = llm.generate("one wrong word", SamplingParams(temperature=0.0, max_tokens=6))
+    assert output.outputs[0].token_ids == greedy(cold_model(config), list(b"one wrong word"), 6)
+
+
+def test_a_budget_holds_half_as_many_integers_as_floats():
+    layout = state_layout(HashConfig(mixers=("conv", 6, "full")))
+    config = EngineConfig(cache_bytes=40_000, max_num_seqs=4, page_size=4, checkpoint_interval=8)
+    integers, _ = size_pools(config, layout, 400)
+    floats, _ = size_pools(config, msgspec.structs.replace(layout, element="float32"), 400)
+    assert floats.num_snapshots // 2 == integers.num_snapshots > 4
+    assert floats.num_pages[1] // 2 == integers.num_pages[1] > 4
+
+
 def test_a_vocabulary_beyond_bytes_is_control_tokens(tmp_path):
     from samebit.engine.tokenizer import Tokenizer
 
@@ -177,12 +199,3 @@ def test_a_vocabulary_beyond_bytes_is_control_tokens(tmp_path):
     assert tokenizer.vocab_size == 300
     assert tokenizer.special_ids == set(range(256, 300))
     assert tokenizer.encode("é", allow_special=False) == [0xC3, 0xA9]
-
-
-def test_a_request_too_long_for_the_tables_is_refused_before_it_is_recorded():
-    from samebit.core.errors import PromptTooLongError
-
-    world = World(["conv", "full"], 4, **POOLS)
-    with pytest.raises(PromptTooLongError):
-        world.player.apply(Add(request_id="r", prompt=[1] * 40, params={"max_tokens": 1}))
-    assert not world.player.live
