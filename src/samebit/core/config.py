@@ -25,6 +25,16 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pad_rows: int = 0
     shuffle_rows: bool = False
 
+    def validate(self) -> None:
+        """Raise ConfigError naming the first field that is out of range."""
+        if any(size < 1 for size in self.chunk_sizes):
+            raise ConfigError(f"schedule.chunk_sizes={self.chunk_sizes}: each must be at least 1")
+        if not 0 <= self.preempt_percent <= 100:
+            raise ConfigError(f"schedule.preempt_percent={self.preempt_percent}: must be between 0 and 100")
+        for name in ("max_rows", "pad_tokens", "pad_rows"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"schedule.{name}={getattr(self, name)}: must not be negative")
+
 
 def parse_settings(settings: dict[str, object]) -> EngineConfig:
     """An EngineConfig from settings by name; ConfigError names the one that is unknown or of a wrong type or value."""
@@ -95,3 +105,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(
                 f"max_num_seqs={self.max_num_seqs}: must not exceed max_num_batched_tokens ({self.max_num_batched_tokens})"
             )
+        self.schedule.validate()

@@ -12,6 +12,7 @@ import torch
 from samebit.core.config import EngineConfig
 from samebit.core.errors import ConfigError, InvalidRequestError
 from samebit.core.request import EngineInfo, EngineOutput, Request
+from samebit.engine.interrupts import uninterrupted
 from samebit.engine.model_source import resolve_model
 from samebit.engine.output import OutputProcessor
 from samebit.engine.profile import fingerprint, numerics_profile
@@ -95,7 +96,14 @@ class Engine:
         return self.scheduler.finish(request_id, "abort")
 
     def step(self) -> list[EngineOutput]:
-        """Plan, execute and commit one step. A step that fails ends its own requests with an error, and no others."""
+        """Plan, execute and commit one step. A step that fails ends its own requests with an error, and no others.
+
+        Ctrl-C waits until the step is complete: half a step would leave requests and pools that do not agree.
+        """
+        with uninterrupted():
+            return self._step()
+
+    def _step(self) -> list[EngineOutput]:
         plan = self.scheduler.plan()
         try:
             output = self._runner.execute(plan)

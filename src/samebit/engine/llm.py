@@ -139,8 +139,8 @@ class LLM:
         try:
             for group in groups:
                 for request in group:
-                    self._engine.add(request)
                     collected[request.request_id] = _Collected()
+                    self._engine.add(request)
             with TokenProgress(len(collected), enabled=use_progress) as progress:
                 while any(not item.is_done for item in collected.values()):
                     outputs = self._engine.step()

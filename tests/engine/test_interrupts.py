@@ -1,0 +1,65 @@
+"""Ctrl-C in the middle of a step: it gets through, and the engine is as good as before."""
+
+import signal
+
+import pytest
+
+from samebit import LLM, SamplingParams
+from samebit.core.config import EngineConfig
+from samebit.engine.conversation import Conversation
+from samebit.engine.interrupts import uninterrupted
+
+SETTINGS = {"num_pages": 64, "num_window_pages": 64, "num_checkpoints": 8, "max_num_seqs": 8, "num_threads": 1}
+
+
+@pytest.fixture(autouse=True)
+def interruptible():
+    """A test runner may have switched Ctrl-C off in its workers."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "the handler is put back"
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupt_step(engine, number, monkeypatch):
+    """Press Ctrl-C while step `number` from now is executed."""
+    execute, left = engine._runner.execute, [number]
+
+    def interrupted(plan):
+        left[0] -= 1
+        if left[0] == 0:
+            signal.raise_signal(signal.SIGINT)
+        return execute(plan)
+
+    monkeypatch.setattr(engine._runner, "execute", interrupted)
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_an_interrupted_batch_leaves_nothing_behind(number, monkeypatch):
+    llm = LLM("nano", **SETTINGS)
+    prompts = ["import os\n" * 20, "class Node:\n"]
+    params = SamplingParams(seed=3, max_tokens=12, logprobs=2)
+    with monkeypatch.context() as patch:
+        interrupt_step(llm._engine, number, patch)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(prompts, params)
+    assert (llm._engine.scheduler.num_running, llm._engine.scheduler.num_waiting) == (0, 0)
+    llm._engine.scheduler.check()
+    again, fresh = llm.generate(prompts, params), LLM("nano", **SETTINGS).generate(prompts, params)
+    assert [output.outputs for output in again] == [output.outputs for output in fresh]
+
+
+def test_a_conversation_goes_on_after_an_answer_was_broken_off(monkeypatch):
+    conversation = Conversation(EngineConfig(**SETTINGS), seed=1)
+    with monkeypatch.context() as patch:
+        interrupt_step(conversation._engine, 3, patch)
+        with pytest.raises(KeyboardInterrupt):
+            "".join(conversation.say("Hello"))
+    assert "".join(conversation.say("What is 2 plus 2?"))
+
+
+def test_an_ignored_interrupt_stays_ignored():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.signal(signal.SIGINT, signal.default_int_handler) is signal.SIG_IGN
