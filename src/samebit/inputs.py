@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -138,44 +139,43 @@ class InputBuffer:
         for name in names:
             part = slice(offsets[name], offsets[name] + sizes[name])
             self._host[name] = self._staging[part].view(_dtype(name)).numpy()
+            self._host[name].fill(_INERT.get(name, 0))
             views[name] = self._storage[part].view(_dtype(name))
+        self._inert = self._staging.clone()
         self.view = StaticInputs(**views)
 
     def fill(self, plan: BatchPlan) -> StaticInputs:
         """Write every field of the bucket: inert values first, then the plan's rows."""
         host = self._host
-        for name, values in host.items():
-            values.fill(_INERT.get(name, 0))
+        self._staging.copy_(self._inert)
         self._fill_rows(plan)
-        _put(host, "sample", plan.samples, _SAMPLE_FIELDS)
-        bans = [(number, token) for number, sample in enumerate(plan.samples) for token in sample.banned]
-        host["ban_samples"][: len(bans)] = [number for number, _ in bans]
-        host["ban_tokens"][: len(bans)] = [token for _, token in bans]
-        host["ban_logits"][: len(bans)] = BANNED_LOGIT
-        _put(host, "entry", plan.entries, _ENTRY_FIELDS)
-        _put(host, "delta", plan.page_deltas, _DELTA_FIELDS)
+        _put(host, "sample", _SAMPLE_FIELDS, plan.samples)
+        bans = [(number, token, BANNED_LOGIT) for number, sample in enumerate(plan.samples) for token in sample.banned]
+        _put_columns(host, ("ban_samples", "ban_tokens", "ban_logits"), bans)
+        _put(host, "entry", _ENTRY_FIELDS, plan.entries)
+        _put(host, "delta", _DELTA_FIELDS, plan.page_deltas)
         if self._storage is not self._staging:
             self._storage.copy_(self._staging, non_blocking=True)
         return self.view
 
     def _fill_rows(self, plan: BatchPlan) -> None:
-        host = self._host
+        host, start, rows = self._host, 0, []
         host["query_start"].fill(plan.num_tokens)
-        start = 0
-        for b, row in enumerate(plan.rows):
-            host["query_start"][b] = start
-            if row.token_ids:
-                assert len(row.token_ids) == row.num_tokens, "a row names all its tokens or none"
-                host["token_ids"][start : start + row.num_tokens] = row.token_ids
-            host["row_slots"][b] = row.slot
-            host["row_continues"][b] = row.num_tokens > 0 and not row.token_ids
-            host["row_start"][b] = row.start
-            host["row_tags"][b] = owner_tag(plan.step, row.owner)
-            host["row_resume"][b] = row.resume_snapshot
-            host["row_resume_tag"][b] = row.resume_tag
-            start += row.num_tokens
+        for row in plan.rows:
+            ids, count = row.token_ids, row.num_tokens
+            if ids:
+                assert len(ids) == count, "a row names all its tokens or none"
+                host["token_ids"][start : start + count] = ids
+            tag = owner_tag(plan.step, row.owner)
+            continues = count > 0 and not ids
+            rows.append((start, row.slot, continues, row.start, tag, row.resume_snapshot, row.resume_tag))
+            start += count
+        _put_columns(host, _ROW_FIELDS, rows)
 
 
+_ROW_FIELDS = (
+    "query_start", "row_slots", "row_continues", "row_start", "row_tags", "row_resume", "row_resume_tag"
+)  # fmt: skip
 _SAMPLE_FIELDS = {
     "rows": "row",
     "offsets": "offset",
@@ -191,6 +191,11 @@ _ENTRY_FIELDS = {"rows": "row", "snapshots": "snapshot", "boundaries": "boundary
 _DELTA_FIELDS = {"groups": "group", "slots": "slot", "indices": "index", "pages": "page", "stamps": "stamp"}
 
 
-def _put(host: dict[str, np.ndarray], axis: str, items: Sequence[object], columns: dict[str, str]) -> None:
-    for suffix, attribute in columns.items():
-        host[f"{axis}_{suffix}"][: len(items)] = [getattr(item, attribute) for item in items]
+def _put(host: dict[str, np.ndarray], axis: str, columns: dict[str, str], items: Sequence[object]) -> None:
+    rows = list(map(attrgetter(*columns.values()), items))
+    _put_columns(host, [f"{axis}_{suffix}" for suffix in columns], rows)
+
+
+def _put_columns(host: dict[str, np.ndarray], names: Sequence[str], rows: Sequence[tuple[float, ...]]) -> None:
+    for name, column in zip(names, zip(*rows, strict=True), strict=False):
+        host[name][: len(column)] = column

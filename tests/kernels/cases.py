@@ -64,7 +64,7 @@ class PagedCache:
     def __init__(self, lengths: list[int], page: int, heads: int, width: int, seed: int = 0) -> None:
         per = [-(-n // page) for n in lengths]
         ids = torch.randperm(sum(per), generator=torch.Generator().manual_seed(seed)) + 1
-        self.k_pages = torch.full((sum(per) + 1, page, heads, width), torch.nan)
+        self.k_pages = torch.full((sum(per) + 1, heads, page, width), torch.nan)
         self.v_pages = torch.full_like(self.k_pages, torch.nan)
         self.table = torch.zeros(len(lengths), max(per), dtype=torch.int32)
         self.k, self.v = [], []
@@ -75,8 +75,8 @@ class PagedCache:
             self.table[row, : per[row]] = pages.to(torch.int32)
             k, v = normal(seed + 2 * row + 1, length, heads, width), normal(seed + 2 * row + 2, length, heads, width)
             at = torch.arange(length)
-            self.k_pages[pages[at // page], at % page] = k
-            self.v_pages[pages[at // page], at % page] = v
+            self.k_pages[pages[at // page], :, at % page] = k
+            self.v_pages[pages[at // page], :, at % page] = v
             self.k.append(k)
             self.v.append(v)
 

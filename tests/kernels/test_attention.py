@@ -133,7 +133,7 @@ def test_a_key_that_is_not_finite_reaches_only_the_queries_that_see_it(native):
     pages, ix = (cache.k_pages, cache.v_pages), cache.index([(0, 0, 14)])
     clean = native.attention(q, rel, rel_proj, tau, *pages, ix, window, 0.2)
     for page in pages:
-        page[cache.table[0, 0].item(), 6] = torch.nan
+        page[cache.table[0, 0].item(), :, 6] = torch.nan
     spoiled = native.attention(q, rel, rel_proj, tau, *pages, ix, window, 0.2)
     others = [*range(6), *range(9, 14)]
     assert torch.equal(spoiled[others], clean[others])
@@ -162,14 +162,15 @@ def test_threads_do_not_change_attention(kernels):
 
 
 def test_keys_and_values_land_in_their_slots_and_pages_are_stamped(kernels):
-    k_pages, v_pages = torch.full((4, 4, 2, 5), torch.nan), torch.full((4, 4, 2, 5), torch.nan)
+    k_pages, v_pages = torch.full((4, 2, 4, 5), torch.nan), torch.full((4, 2, 4, 5), torch.nan)
     page_tags = torch.zeros(4, dtype=torch.int64)
     both = normal(1, 4, 20)
     k, v = both[:, :10], both[:, 10:]
     ix = KvIndex(ints(0, 3), ints(14, 15, 4, 0), ints(0, 3, 0, 0), longs(5, 6, 7, 8))
     kernels.write_kv(k, v, k_pages, v_pages, page_tags, ix)
     for pages, rows in ((k_pages, k), (v_pages, v)):
-        assert torch.equal(pages.flatten(0, 1)[[14, 15, 4]].flatten(1), rows[:3])
+        slots = pages.transpose(1, 2).flatten(0, 1).flatten(1)
+        assert torch.equal(slots[[14, 15, 4]], rows[:3])
         untouched = [i for i in range(16) if i not in (14, 15, 4)]
-        assert pages.flatten(0, 1)[untouched].isnan().all()
+        assert slots[untouched].isnan().all()
     assert page_tags.tolist() == [0, 0, 0, 6]

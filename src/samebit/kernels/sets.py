@@ -97,7 +97,7 @@ class KernelSet:
         return out
 
     def write_kv(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, page_tags: Tensor, ix: KvIndex) -> None:
-        """Put ``k``, ``v`` [T, nk * hd] into pages [P, page_size, nk, hd] and stamp completed pages in ``page_tags``."""
+        """Put ``k``, ``v`` [T, nk * hd] into pages [P, nk, page_size, hd] and stamp completed pages in ``page_tags``."""
         self._ops.write_kv(
             k, v, k_pages, v_pages, page_tags, ix.write_slots, ix.stamp_pages, ix.stamp_tags, self.num_threads
         )

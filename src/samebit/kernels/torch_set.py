@@ -31,7 +31,8 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float, threads: int) -> Tensor:
     width = gain.shape[0]
     wide = x.unflatten(1, (-1, width)).to(torch.float64)
     mean = exact.sum_last(wide * wide, max(1, width.bit_length())) / width
-    return ((wide / torch.sqrt(mean + eps)).to(torch.float32) * gain).flatten(1)
+    normed: Tensor = (wide / torch.sqrt(mean + eps)).to(torch.float32) * gain
+    return normed.flatten(1)
 
 
 def swiglu(z: Tensor, threads: int) -> Tensor:
@@ -101,8 +102,9 @@ def write_kv(
     threads: int,
 ) -> None:
     wanted = write_slots > 0
+    slots, (_, heads, size, _) = write_slots[wanted].long(), k_pages.shape
     for pages, values in ((k_pages, k), (v_pages, v)):
-        pages.flatten(0, 1).flatten(1)[write_slots[wanted]] = values[wanted]
+        pages[slots // size, :, slots % size] = values[wanted].unflatten(1, (heads, -1))
     wanted = stamp_pages > 0
     page_tags[stamp_pages[wanted]] = stamp_tags[wanted]
 
@@ -124,7 +126,7 @@ def attention(
 ) -> Tensor:
     q, rel = q.unflatten(1, (-1, k_pages.shape[3])), rel.unflatten(1, (-1, rel_proj.shape[0]))
     out = torch.zeros(q.shape)
-    size = k_pages.shape[1]
+    size = k_pages.shape[2]
     starts = query_start.tolist()
     bits = exact.slice_bits(rel_proj.shape[0])
     profile = exact.split(rel_proj.mT, bits)
@@ -142,7 +144,7 @@ def attention(
             bias = torch.where(distance < rel_proj.shape[1], bias.gather(2, near), 0.0)
             seen = (distance >= 0) & (distance < window) if window else distance >= 0
             out[begin:end] = _attend(
-                q[begin:end], k_pages[where], v_pages[where], bias, tau[begin:end], seen, scale
+                q[begin:end], k_pages.transpose(1, 2)[where], v_pages.transpose(1, 2)[where], bias, tau[begin:end], seen, scale
             ).transpose(0, 1)
     return out.flatten(1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -47,11 +47,7 @@ def run_step(
     """Forward all tokens, draw or score every logits row, note the drawn tokens per slot, compare all tags."""
     index = addresses.fill(kernels)
     hidden = model.forward(index, pools).index_select(0, index.sample_tokens)
-    parts = [
-        _sample(model, kernels, hidden, inputs, index.sampling, bucket, first)
-        for first in range(0, bucket.samples, LOGITS_SLICE)
-    ]
-    tokens, logprobs, ranks, finite, top_ids, top_logprobs = (torch.cat(column) for column in zip(*parts, strict=True))
+    tokens, logprobs, ranks, finite, top_ids, top_logprobs = _sample(model, kernels, hidden, inputs, index, bucket)
     _keep_drawn(index, pools, tokens)
     pages_intact, rows_written = acknowledge(inputs, index, pools)
     return StepTensors(
@@ -68,6 +64,21 @@ def run_step(
 
 
 def _sample(
+    model: CausalLM, kernels: KernelSet, hidden: Tensor, inputs: StaticInputs, index: StepIndex, bucket: Bucket
+) -> tuple[Tensor, ...]:
+    """Draw or score in slices, so that the logits of a long prompt never exist all at once."""
+    if bucket.samples <= LOGITS_SLICE:
+        return _sample_slice(model, kernels, hidden, inputs, index.sampling, bucket, 0)
+    parts = []
+    for first in range(0, bucket.samples, LOGITS_SLICE):
+        part = slice(first, first + LOGITS_SLICE)
+        sliced = {field.name: getattr(index.sampling, field.name)[part] for field in fields(SampleColumns)}
+        columns = SampleColumns(**sliced)
+        parts.append(_sample_slice(model, kernels, hidden[part], inputs, columns, bucket, first))
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
+def _sample_slice(
     model: CausalLM,
     kernels: KernelSet,
     hidden: Tensor,
@@ -76,23 +87,11 @@ def _sample(
     bucket: Bucket,
     first: int,
 ) -> tuple[Tensor, ...]:
-    part = slice(first, first + LOGITS_SLICE)
-    logits = model.logits(hidden[part])
-    columns = SampleColumns(
-        temperature=columns.temperature[part],
-        top_k=columns.top_k[part],
-        top_p=columns.top_p[part],
-        min_p=columns.min_p[part],
-        seed=columns.seed[part],
-        sample_index=columns.sample_index[part],
-        position=columns.position[part],
-        target=columns.target[part],
-    )
+    logits = model.logits(hidden)
     if bucket.bans:
         columns = _draw_unbanned(kernels, logits, inputs, columns, first)
-    tokens, logprobs, ranks, finite = kernels.sample(logits, columns)
-    top_ids, top_logprobs = kernels.top_logprobs(logits, bucket.top)
-    return tokens, logprobs, ranks, finite, top_ids, top_logprobs
+    drawn = kernels.sample(logits, columns)
+    return *drawn, *kernels.top_logprobs(logits, bucket.top)
 
 
 def _draw_unbanned(
@@ -104,16 +103,7 @@ def _draw_unbanned(
     where = (torch.where(mine, rows, 0), torch.where(mine, inputs.ban_tokens.long(), 0))
     barred = logits.index_put(where, torch.where(mine, inputs.ban_logits, 0.0), accumulate=True)
     drawn = kernels.sample(barred, columns)[0]
-    return SampleColumns(
-        temperature=columns.temperature,
-        top_k=columns.top_k,
-        top_p=columns.top_p,
-        min_p=columns.min_p,
-        seed=columns.seed,
-        sample_index=columns.sample_index,
-        position=columns.position,
-        target=torch.where(columns.target < 0, drawn, columns.target),
-    )
+    return replace(columns, target=torch.where(columns.target < 0, drawn, columns.target))
 
 
 def _keep_drawn(index: StepIndex, pools: StatePools, tokens: Tensor) -> None:

@@ -22,7 +22,7 @@ _POISON: dict[str, float | int] = {"float32": torch.nan, "int64": 0x7E7E7E7E7E7E
 
 @dataclass(frozen=True, slots=True)
 class KvPool:
-    """One layer's pages: `k`, `v` [num_pages, page_size, heads, head_dim] and `page_tags` [num_pages] int64."""
+    """One layer's pages: `k`, `v` [num_pages, heads, page_size, head_dim] and `page_tags` [num_pages] int64."""
 
     k: Tensor
     v: Tensor
@@ -103,7 +103,7 @@ class StatePools:
 
     def _kv_pool(self, group: int, index: int, device: torch.device) -> KvPool:
         layer = self.geometry.layout.groups[group].layers[index]
-        shape = (self.geometry.num_pages[group] + 1, self.geometry.page_size, layer.num_kv_heads, layer.head_dim)
+        shape = (self.geometry.num_pages[group] + 1, layer.num_kv_heads, self.geometry.page_size, layer.head_dim)
         k, v = (torch.zeros(shape, dtype=self._dtype, device=device) for _ in range(2))
         return KvPool(k, v, self.page_tags[group][index])
 

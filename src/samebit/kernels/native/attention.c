@@ -24,20 +24,20 @@ typedef struct {
   long head, low, high, base, nb;  // keys low..high-1 exist for the tile; blocks start at base
 } tile_t;
 
+// Where a position's key or value of the tile's head lies; pages are [nk, page, hd], so that a head's lie together.
+static const float *key_at(const tile_t *t, const float *pages, long at) {
+  const attn_t *a = t->a;
+  return pages + ((t->table[at / a->page] * a->nk + t->head) * a->page + at % a->page) * a->hd;
+}
+
 // VL keys from position `at`: in place where they lie in one page and fill vectors, else copied, absent ones as zeros.
 static keys_t key_block(const tile_t *t, const float *pages, long at) {
   const attn_t *a = t->a;
-  long width = a->nk * a->hd;
-  if (a->page % VL == 0 && a->padded == a->hd) {
-    long row = (long)t->table[at / a->page] * a->page + at % a->page;
-    return (keys_t){pages + row * width + t->head * a->hd, width};
-  }
+  if (a->page % VL == 0 && a->padded == a->hd) return (keys_t){key_at(t, pages, at), a->hd};
   memset(t->copy, 0, sizeof(float) * VL * a->padded);
   for (long i = 0; i < VL; i++)
-    if (at + i >= t->low && at + i < t->high) {
-      long row = (long)t->table[(at + i) / a->page] * a->page + (at + i) % a->page;
-      memcpy(t->copy + i * a->padded, pages + row * width + t->head * a->hd, sizeof(float) * a->hd);
-    }
+    if (at + i >= t->low && at + i < t->high)
+      memcpy(t->copy + i * a->padded, key_at(t, pages, at + i), sizeof(float) * a->hd);
   return (keys_t){t->copy, a->padded};
 }
 

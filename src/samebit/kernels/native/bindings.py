@@ -22,7 +22,7 @@ _SIGNATURES = {
     "rms_norm": "pppllll" + "dl",
     "swiglu": "pplll",
     "short_conv": "p" * 17 + "l" * 7,
-    "write_kv": "p" * 8 + "llll",
+    "write_kv": "p" * 8 + "l" * 6,
     "embedding": "pppllll",
     "attention": "p" * 11 + "l" * 12 + "dl",
     "route": "pppplllld",
@@ -193,10 +193,11 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         _check(_FLOAT, k_pages, v_pages)
         _check(torch.int32, write_slots, stamp_pages)
         _check(torch.int64, page_tags, stamp_tags)
-        tokens, width = k.shape
+        _, heads, page, width = k_pages.shape
         c_write(
             k.data_ptr(), v.data_ptr(), k_pages.data_ptr(), v_pages.data_ptr(), page_tags.data_ptr(),
-            write_slots.data_ptr(), stamp_pages.data_ptr(), stamp_tags.data_ptr(), tokens, width, k_stride, v_stride,
+            write_slots.data_ptr(), stamp_pages.data_ptr(), stamp_tags.data_ptr(), k.shape[0], heads, page, width,
+            k_stride, v_stride,
         )  # fmt: skip
 
     def attention(
@@ -219,7 +220,7 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         _check(torch.int32, query_start, row_start, row_slots, page_table)
         tokens, columns = q.shape
         d_rel, extent = rel_proj.shape
-        _, page, kv_heads, width = k_pages.shape
+        _, kv_heads, page, width = k_pages.shape
         y = torch.empty(tokens, columns)
         c_attention(
             q.data_ptr(), rel.data_ptr(), rel_proj.data_ptr(), tau.data_ptr(), k_pages.data_ptr(),

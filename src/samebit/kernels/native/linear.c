@@ -1,6 +1,7 @@
 // y[M, N] = x[M, K] w[N, K]^T. Every output is one fused chain over K within blocks of 256, and the block sums are added in
 // order: neither the number of rows, nor a row's place, nor the threads (which split panels and rows) can change its bits.
-// Weights lie in panels of PANEL columns, [N / PANEL][K][PANEL], fp32 or bf16 (widened in registers, which is exact).
+// Weights lie in panels of PANEL columns, [N / PANEL][K][PANEL], fp32 or bf16 (widened in registers, which is exact). While
+// a block is used, the next one, which lies behind it, is fetched.
 #include "simd.h"
 
 #define K_BLOCK 256
@@ -21,6 +22,7 @@ long panel_columns(void) { return PANEL; }
     for (int i = 0; i < ROWS; i++) a[i] = x[i] + k0;                                                                 \
     for (long k = 0; k < count; k++, w += PANEL) {                                                                   \
       V b[NV];                                                                                                       \
+      for (long l = 0; l < PANEL * (long)sizeof(TYPE); l += LINE) prefetch((const char *)(w + count * PANEL) + l);   \
       for (int j = 0; j < NV; j++) b[j] = LOAD(w + j * VL);                                                          \
       _Pragma("GCC unroll 6") for (int i = 0; i < ROWS; i++) {                                                       \
         V s = splat(a[i][k]);                                                                                        \

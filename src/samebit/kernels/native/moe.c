@@ -58,9 +58,10 @@ long moe(const float *x, const int32_t *ids, const float *weights, const int32_t
     if (ids[p] < 0 || ids[p] >= E) return 1;
     start[ids[p] + 1]++;
   }
-  for (long e = 0; e < E; e++) {
-    long rows = start[e + 1];
-    start[e + 1] += start[e];
+  for (long e = 0; e < E; e++) start[e + 1] += start[e];
+  // The last experts are shared by all tokens, so theirs are the longest tasks: they come first.
+  for (long e = E - 1; e >= 0; e--) {
+    long rows = start[e + 1] - start[e];
     for (long i = 0; i < rows; i += ROW_CHUNK, count++)
       tasks[3 * count] = e, tasks[3 * count + 1] = start[e] + i, tasks[3 * count + 2] = rows - i < ROW_CHUNK ? rows - i : ROW_CHUNK;
   }

@@ -110,12 +110,15 @@ void short_conv(const float *x, const float *taps, float *rows, int64_t *tags, c
   for (long t = 0; t < query_start[B]; t++) if (write_rows[t] > 1) tags[write_rows[t]] = write_tags[t];
 }
 
+// Pages are [heads, page, width].
 void write_kv(const float *k, const float *v, float *k_pages, float *v_pages, int64_t *tags, const int32_t *slots,
-              const int32_t *stamp_pages, const int64_t *stamp_tags, long T, long width, long k_stride, long v_stride) {
+              const int32_t *stamp_pages, const int64_t *stamp_tags, long T, long heads, long page, long width, long k_stride,
+              long v_stride) {
   for (long t = 0; t < T; t++) {
-    if (slots[t] > 0) {
-      memcpy(k_pages + slots[t] * width, k + t * k_stride, sizeof(float) * width);
-      memcpy(v_pages + slots[t] * width, v + t * v_stride, sizeof(float) * width);
+    for (long h = 0; h < heads && slots[t] > 0; h++) {
+      long at = ((slots[t] / page * heads + h) * page + slots[t] % page) * width;
+      memcpy(k_pages + at, k + t * k_stride + h * width, sizeof(float) * width);
+      memcpy(v_pages + at, v + t * v_stride + h * width, sizeof(float) * width);
     }
     if (stamp_pages[t] > 0) tags[stamp_pages[t]] = stamp_tags[t];
   }

@@ -53,6 +53,8 @@ static inline void store_part(float *p, V v, long n) {
 }
 static inline V load_n(const float *p, long n) { return n >= VL ? load(p) : load_part(p, n); }
 static inline void store_n(float *p, V v, long n) { if (n >= VL) store(p, v); else store_part(p, v, n); }
+#define LINE 64  // bytes of a cache line
+static inline void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
 static inline V load_bf16(const uint16_t *p) {
   VH h;
   memcpy(&h, p, sizeof h);
