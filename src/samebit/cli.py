@@ -160,6 +160,7 @@ def generate(
     from samebit.engine.batch_file import (  # noqa: PLC0415 - keeps help quick
         BatchLine,
         check_sampling,
+        check_target,
         read_lines,
         run_lines,
         write_outputs,
@@ -169,6 +170,8 @@ def generate(
     with _plain_errors():
         check_sampling(sampling)
         lines = [BatchLine(prompt=text) for text in prompt or []] + ([] if source is None else read_lines(source))
+        if target is not None:
+            check_target(target)
         from samebit.engine.llm import LLM  # noqa: PLC0415 - mistakes are told before torch is loaded
 
         llm = LLM(model, **_given(num_threads=num_threads, kernels=kernels, max_num_seqs=max_num_seqs))

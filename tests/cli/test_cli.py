@@ -43,6 +43,7 @@ def test_the_version_is_shown():
         (["chat", "nonesuch"], 1, "nonesuch"),
         (["generate", "nano", "--input", "nowhere.jsonl"], 1, "nowhere.jsonl"),
         (["generate", "nano", "--prompt", "a", "--kernels", "magic"], 1, "magic"),
+        (["generate", "nonesuch", "--prompt", "a", "--output", "no/where.jsonl"], 1, "no/where.jsonl"),
         (["serve", "nano", "--page-size", "0"], 1, "page_size=0"),
         (["generate", "nano", "--prompt", "a", "--temperature", "-1", *FAST], 1, "temperature"),
         (["generate", "nano"], 2, "--prompt"),

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from samebit.core.errors import ConfigError
+from samebit.server.run import _bind
 from tests.server.driver import COMMAND, fake_arguments, running
 from tests.server.fakes import ENDLESS, FAIL
 
@@ -186,6 +188,11 @@ def test_a_taken_port_is_one_line_before_anything_is_loaded(tmp_path):
             assert server.wait() == 1
             assert server.log.startswith("samebit: error: cannot listen on 127.0.0.1 port")
             assert len(server.log.splitlines()) == 1
+
+
+def test_of_two_servers_that_load_at_once_only_one_has_the_port():
+    with _bind("127.0.0.1", 0) as first, pytest.raises(ConfigError, match="cannot listen"):
+        _bind("127.0.0.1", first.getsockname()[1])
 
 
 def test_an_engine_that_cannot_start_is_one_line(tmp_path):

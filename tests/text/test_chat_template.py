@@ -200,6 +200,28 @@ def test_a_broken_template_is_refused_when_it_is_loaded():
         ChatTemplate("\n{% for %}", TOKENIZER)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("chat_template.jinja", b"\xff\xfe{{"),
+        ("tokenizer_config.json", b"\xff"),
+        ("tokenizer_config.json", b"[1]"),
+        ("tokenizer_config.json", b'{"chat_template": [1]}'),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default"}]}'),
+    ],
+)
+def test_a_file_without_a_readable_template_is_named(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=name):
+        load_chat_template(tmp_path, TOKENIZER)
+
+
+@pytest.mark.parametrize("content", [b"bytes", {"a", "set"}])
+def test_messages_that_json_cannot_say_are_refused(content):
+    with pytest.raises(InvalidRequestError, match="JSON"):
+        render(PLAIN, user(content))
+
+
 def test_a_template_is_found_in_its_file_or_in_the_tokenizer_configuration(tmp_path):
     assert load_chat_template(tmp_path, TOKENIZER) is None
     config = tmp_path / "tokenizer_config.json"

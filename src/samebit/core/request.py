@@ -14,6 +14,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16_384
 MAX_STOP_CHARS = 65_536
+MIN_TEMPERATURE = 1e-30
 SEED_LIMIT = 2**63
 ID_LIMIT = 2**31
 
@@ -50,7 +51,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def validate(self) -> None:
-        """Raise InvalidRequestError naming the first field that is out of range."""
+        """Raise InvalidRequestError naming the first field of a wrong type or out of range."""
+        try:
+            msgspec.convert(msgspec.structs.asdict(self), SamplingParams)
+        except msgspec.ValidationError as error:
+            text, _, path = str(error).partition(" - at `$.")
+            name = path.rstrip("`")
+            raise InvalidRequestError(f"{name}: {text}", param=name.partition("[")[0]) from None
         self._check_numbers()
         if not -1 <= self.top_k < ID_LIMIT:
             _refuse("top_k", self.top_k, f"must be -1 or 0 (off) or a whole number below {ID_LIMIT}")
@@ -78,6 +85,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name, (value, low, high) in limits.items():
             if not math.isfinite(value) or not low <= value <= high:
                 _refuse(name, value, f"must be between {low} and {high}")
+        if 0.0 < self.temperature < MIN_TEMPERATURE:
+            # Logits divided by it would overflow, and infinite ones cannot be told apart.
+            _refuse("temperature", self.temperature, f"must be 0 (greedy) or at least {MIN_TEMPERATURE}")
         if self.top_p == 0.0:
             _refuse("top_p", self.top_p, "must be greater than 0")
 
@@ -88,7 +98,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if sum(map(len, stops)) > MAX_STOP_CHARS:
             _refuse("stop", f"{sum(map(len, stops))} characters", f"at most {MAX_STOP_CHARS} are allowed in all")
         if any(not text for text in stops):
-            _refuse("stop", "''", "stop strings must not be empty")
+            _refuse("stop", "", "stop strings must not be empty")
         for token_id in self.stop_token_ids or ():
             if not 0 <= token_id < ID_LIMIT:
                 _refuse("stop_token_ids", token_id, "must be token ids")

@@ -55,6 +55,14 @@ def run_lines(
     return llm.generate(prompts, params, use_tqdm=show_progress) if prompts else []
 
 
+def check_target(path: Path) -> None:
+    """Raise InvalidRequestError if `path` cannot be written: better now than after a long batch. Creates the file."""
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise InvalidRequestError(f"{path}: {error.strerror}") from error
+
+
 def write_outputs(path: Path, outputs: Sequence[RequestOutput]) -> None:
     """Write one RequestOutput a line. Raises InvalidRequestError if the file cannot be written."""
     try:

@@ -90,7 +90,11 @@ class ChatTemplate:
                 param="continue_final_message",
             )
         context = {**(variables or {}), "messages": list(messages), "tools": tools or None}
-        check_text(json.dumps(context, ensure_ascii=False), param="messages")
+        try:
+            document = json.dumps(context, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequestError(f"messages: must be what JSON can say: {error}", param="messages") from error
+        check_text(document, param="messages")
         context = {**self._named, **context, "add_generation_prompt": add_generation_prompt}
         text = self._run(context, continue_final_message)
         if self._spelled.search(text):
@@ -138,17 +142,21 @@ def load_chat_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | Non
     """The template of a checkpoint folder, or None if it has none.
 
     `chat_template.jinja` comes before `chat_template` in tokenizer_config.json, which is a string
-    or a list of named templates, of which `default` is taken.
+    or a list of named templates, of which `default` is taken. Raises CheckpointError for a file
+    that is not what it should be.
     """
     path = folder / "chat_template.jinja"
-    if path.is_file():
-        return ChatTemplate(path.read_text(encoding="utf-8"), tokenizer)
-    path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return None
-    source = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
-    if isinstance(source, list):
-        source = {item["name"]: item["template"] for item in source}.get("default")
+    try:
+        if path.is_file():
+            return ChatTemplate(path.read_text(encoding="utf-8"), tokenizer)
+        path = folder / "tokenizer_config.json"
+        if not path.is_file():
+            return None
+        source = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
+        if isinstance(source, list):
+            source = {item["name"]: item["template"] for item in source}.get("default")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{path}: holds no readable chat template: {error}") from error
     return ChatTemplate(source, tokenizer) if isinstance(source, str) else None
 
 

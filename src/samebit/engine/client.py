@@ -100,6 +100,13 @@ class AsyncEngineClient:
         """Return the reason once the engine has stopped."""
         return await asyncio.shield(self._death)
 
+    def check_count(self, count: int) -> None:
+        """Raise InvalidRequestError if `count` samples can never be open at once."""
+        if count > self.max_open:
+            raise InvalidRequestError(
+                f"{count} samples in all (prompts times n): at most {self.max_open} can be open at once", param="n"
+            )
+
     def submit(self, requests: Sequence[Request]) -> "OutputStream":
         """Hand `requests` to the engine, all or none; their outputs come from the stream.
 
@@ -108,11 +115,7 @@ class AsyncEngineClient:
         """
         if self._death.done():
             raise EngineDeadError(str(self._death.result()))
-        if len(requests) > self.max_open:
-            raise InvalidRequestError(
-                f"n={len(requests)} samples in all: at most {self.max_open} can be open at once",
-                param="n",
-            )
+        self.check_count(len(requests))
         if len(self._open) + len(requests) > self.max_open:
             self._metrics.refuse(len(requests))
             raise OverloadedError(f"{len(self._open)} requests are open of at most {self.max_open}; try again later")

@@ -147,6 +147,8 @@ def _named_tokens(path: Path) -> dict[str, str]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{path}: not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: must be a JSON object")
     values = {name: config.get(name) for name in _NAMED}
     texts = {n: v.get("content") if isinstance(v, dict) else v for n, v in values.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -94,6 +94,8 @@ class Service:
         """Continue one or more prompts."""
         self._check_open()
         body = await parse_body(request, CompletionBody, self._max_body_bytes)
+        # A million prompts are turned away before any of them is encoded.
+        self._client.check_count(body.num_prompts * (body.n or 1))
         return await self._answer(request, await self._translator.complete(body), is_chat=False)
 
     async def models(self, request: Request) -> Response:

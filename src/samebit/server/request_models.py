@@ -133,6 +133,12 @@ class CompletionBody(_GenerationBody):
     logprobs: Whole | None = None
     suffix: str | None = None
 
+    @property
+    def num_prompts(self) -> int:
+        """Prompts in `prompt`, which may be a single one of either kind."""
+        prompt = self.prompt
+        return 1 if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else len(prompt)
+
 
 class TextPart(_Body):
     """A piece of a message."""

@@ -26,6 +26,7 @@ from samebit.server.errors import DrainingError
 from samebit.server.translate import Translator
 
 _LAST_ANSWERS_S = 2
+_BACKLOG = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,8 @@ def _bind(host: str, port: int) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
+            # Two servers that load at the same time can both bind, but only one of them can listen.
+            listener.listen(_BACKLOG)
         except OSError:
             listener.close()
             raise

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from samebit.core.errors import InvalidRequestError
 from samebit.core.request import MAX_LOGPROBS, EngineInfo, Request, SamplingParams
 from samebit.engine.chat_template import load_chat_template
@@ -84,7 +82,7 @@ class Translator:
             raise InvalidRequestError("max_tokens and max_completion_tokens differ: send one", param="max_tokens")
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         params = self._params(body, limit, num_top, None)
-        size = sum(len(str(message.content)) for message in body.messages)
+        size = len(str(body.messages)) + len(str(body.chat_template_kwargs))
         prompt = await _in_thread_if(size > _LARGE_CHARS, lambda: self._render(body))
         return self._job("chatcmpl", body, [prompt], params, num_top)
 
@@ -122,10 +120,12 @@ class Translator:
         fields: dict[str, Any] = {name: value for name, value in recommended.items() if value is not None}
         fields |= {name: value for name, value in given.items() if value is not None}
         fields["max_tokens"] = max_tokens  # None has a meaning here
+        if "top_k" in fields:
+            # The same choice, in a number that every kernel can hold.
+            fields["top_k"] = min(fields["top_k"], self._info.vocab_size)
         params = SamplingParams(**fields)
         params.validate()
-        # The same choice, in a number that every kernel can hold.
-        return msgspec.structs.replace(params, top_k=min(params.top_k, self._info.vocab_size))
+        return params
 
     def _job(
         self,

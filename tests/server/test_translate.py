@@ -1,0 +1,45 @@
+"""What the translation of bodies must not do: keep others waiting."""
+
+import asyncio
+import threading
+
+import pytest
+
+from samebit.core.request import EngineInfo
+from samebit.engine.model_source import resolve_model
+from samebit.server.request_models import ChatBody, CompletionBody
+from samebit.server.translate import Translator
+
+INFO = EngineInfo(model="nano", max_length=64, vocab_size=4096, system_fingerprint="", profile={}, memory={})
+LONG = "x " * 10_000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": LONG}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": LONG}}]}]},
+        {"messages": [{"role": "assistant", "content": "a", "reasoning_content": LONG}]},
+        {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"note": LONG}},
+    ],
+    ids=["content", "tool call", "reasoning", "variable"],
+)
+def test_a_long_chat_is_rendered_outside_the_event_loop(fields, monkeypatch):
+    translator = Translator(resolve_model("nano"), INFO, "nano")
+    threads = []
+
+    def render(*_, **__):
+        threads.append(threading.current_thread())
+        return [1]
+
+    monkeypatch.setattr(translator._template, "render", render)
+    asyncio.run(translator.chat(ChatBody(**fields)))
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize(
+    ("prompt", "number"), [("text", 1), ("", 1), ([1, 2, 3], 1), (["a", "b"], 2), ([[1], [2], [3]], 3), ([], 0)]
+)
+def test_prompts_are_counted_by_kind(prompt, number):
+    assert CompletionBody(prompt=prompt).num_prompts == number
