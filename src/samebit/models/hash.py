@@ -155,7 +155,7 @@ class HashModel:
     def _attend(self, x: Tensor, pool: KvPool, index: StepIndex, group: int, row: Tensor) -> Tensor:
         """Each word plus the sum over the keys and values it sees, the step's own included."""
         kv, attn, window = index.kv[group], index.attn[group], self._windows[group]
-        slots, size = kv.write_slots.long(), pool.k.shape[1]
+        slots, size = kv.write_slots.long(), pool.k.shape[2]
         pool.k.view(-1).index_copy_(0, slots, _mix(x + _A))
         pool.v.view(-1).index_copy_(0, slots, _mix(x + _B))
         pool.page_tags.index_copy_(0, kv.stamp_pages.long(), kv.stamp_tags)
