@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from samebit.audit.http import RefusedError
@@ -59,13 +59,9 @@ def read_answer(bodies: Sequence[Any]) -> Answer:  # Any: JSON
 
 def first_unequal(one: Answer, other: Answer) -> Unequal | None:
     """The first difference in tokens, their logprobs, and the answer as a whole; None if all that both tell is equal."""
-    if one.token_ids and other.token_ids:
-        for index, pair in enumerate(zip(one.token_ids, other.token_ids, strict=False)):
-            if pair[0] != pair[1]:
-                return Unequal(index, f"token id {pair[0]} and {pair[1]}" + _logprob_note(one, other, index))
-    found = first_unequal_token(one.tokens, other.tokens)
-    if found is not None:
-        return found
+    found = [*_unequal_ids(one, other), *_unequal_tokens(one, other)]
+    if found:
+        return min(found, key=lambda unequal: unequal.place)
     for name in ("text", "finish_reason"):
         values = getattr(one, name), getattr(other, name)
         if values[0] != values[1]:
@@ -74,21 +70,20 @@ def first_unequal(one: Answer, other: Answer) -> Unequal | None:
     return Unequal(min(lengths), f"{lengths[0]} and {lengths[1]} tokens") if lengths[0] != lengths[1] else None
 
 
-def first_unequal_token(one: Sequence[Token], other: Sequence[Token]) -> Unequal | None:
-    """The first token, logprob or alternative that differs, as far as both go."""
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+def _unequal_ids(one: Answer, other: Answer) -> Iterator[Unequal]:
+    for place, (a, b) in enumerate(zip(one.token_ids, other.token_ids, strict=False)):
+        if a != b:
+            yield Unequal(place, f"token id {a} and {b}")
+
+
+def _unequal_tokens(one: Answer, other: Answer) -> Iterator[Unequal]:
+    for place, (a, b) in enumerate(zip(one.tokens, other.tokens, strict=False)):
         if a.text != b.text:
-            return Unequal(index, f"token {a.text!r} and {b.text!r}")
-        if a.logprob != b.logprob:
-            return Unequal(index, f"logprob of {a.text!r}: {a.logprob!r} and {b.logprob!r}")
-        if a.tops != b.tops:
-            return Unequal(index, f"alternatives of {a.text!r}: {a.tops} and {b.tops}")
-    return None
-
-
-def _logprob_note(one: Answer, other: Answer, index: int) -> str:
-    earlier = first_unequal_token(one.tokens[:index], other.tokens[:index])
-    return f"; already at token {earlier.place} {earlier.what}" if earlier else ""
+            yield Unequal(place, f"token {a.text!r} and {b.text!r}")
+        elif a.logprob != b.logprob:
+            yield Unequal(place, f"logprob of {a.text!r}: {a.logprob!r} and {b.logprob!r}")
+        elif a.tops != b.tops:
+            yield Unequal(place, f"alternatives of {a.text!r}: {a.tops} and {b.tops}")
 
 
 def _tokens(logprobs: dict[str, Any]) -> list[Token]:  # Any: JSON

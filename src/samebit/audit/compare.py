@@ -112,8 +112,8 @@ def _compare_state(name: str, reference: ReferencePart | None, part: StatePart) 
         layer=part.layer,
         component=part.component,
         element=element,
-        expected=spell(float(wanted[row, element])),
-        observed=spell(float(rows[row, element])),
+        expected=spell(wanted[row, element].item()),
+        observed=spell(rows[row, element].item()),
     )
     return Comparison(counts, first, unknown)
 

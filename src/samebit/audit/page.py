@@ -19,7 +19,7 @@ svg text { font: 12px system-ui, sans-serif; fill: #1b1f24 }
 _COLOURS = {"exact": "#3fa45b", "differs": "#d64545", "unknown": "#d8b93c"}
 _MARKS = {"exact": "", "differs": "×", "unknown": "?"}
 _VERDICTS = {"holds": "exact", "broken": "differs", "not checkable": "unknown"}
-_SIDE, _LABEL, _HEAD = 22, 300, 20
+_SIDE, _LABEL, _HEAD = 22, 200, 20
 
 
 class Square(NamedTuple):

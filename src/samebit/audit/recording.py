@@ -131,4 +131,4 @@ def _add_token(values: dict[Place, Value], position: int, prefix: str, item: Tok
 
 def spell(number: float) -> str:
     """Every bit of a number, and what it is about: unlike ==, tells -0.0 from 0.0 and finds NaN equal to itself."""
-    return f"{number.hex()} ({number:.9g})"
+    return str(number) if isinstance(number, int) else f"{number.hex()} ({number:.9g})"

@@ -16,7 +16,7 @@ CHUNKS: dict[str, tuple[int, ...]] = {"whole": (), "7": (7,), "mixed": (1, 33, 5
 # A way of executing a step, and the engine settings that choose it.
 EXECUTIONS: dict[str, dict[str, Any]] = {"eager": {}}  # Any: values of EngineConfig's fields
 
-_PREEMPT_PERCENT = 12
+_PREEMPT_PERCENT = 20
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """The axes in a row."""
-        return f"{self.cache} / {self.company} / chunks {self.chunks} / {self.execution}"
+        return f"{self.cache}/{self.company}/{self.chunks}/{self.execution}"
 
     @property
     def axes(self) -> dict[str, str]:

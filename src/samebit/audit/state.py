@@ -81,7 +81,7 @@ def _kv_parts(pools: StatePools, g: int, group: PageGroup, starts: dict[int, tup
     parts = []
     for layer, pool in enumerate(pools.kv[g]):
         for component, tensor in (("k", pool.k), ("v", pool.v)):
-            rows = tensor[ids].reshape(len(ids) * size, -1)[picks]
+            rows = tensor[ids].transpose(1, 2).reshape(len(ids) * size, -1)[picks]
             parts.append(StatePart(f"{kind} #{layer}", component, positions, rows))
     return parts
 

@@ -35,14 +35,15 @@ def describe(difference: Difference) -> str:
 
 
 def _print_white_box(report: WhiteBoxReport, console: Console) -> None:
-    table = Table("scenario", "observations", "differ", "hits", "preempted", "batched", "of runs", "seconds")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = Table("scenario", "observations", "differ", "hits", "preempted", "batched", "runs", box=None)
+    for column in table.columns:
+        column.no_wrap = True
+        column.justify = "left" if column is table.columns[0] else "right"
     for result in report.scenarios:
         numbers = [sum(getattr(c, name) for c in result.cells) for name in ("hits", "preempted", "batched", "runs")]
         colour = "red" if result.counts.mismatches or result.problems else "green"
         shown = [f"{result.counts.observations:,}", f"{result.counts.mismatches:,}", *map(str, numbers)]
-        table.add_row(f"[{colour}]{escape(result.name)}[/]", *shown, f"{result.seconds:.1f}")
+        table.add_row(f"[{colour}]{escape(result.name)}[/]", *shown)
     console.print(table)
     counts = report.counts
     console.print(

@@ -1,0 +1,177 @@
+"""The white-box audit on a small random model: a sound engine passes, and each sabotaged one is found out."""
+
+import math
+
+import msgspec
+import pytest
+import torch
+
+from samebit.audit.scenarios import CACHES, CHUNKS, COMPANIES, all_scenarios
+from samebit.core.config import EngineConfig, Schedule
+from samebit.engine.engine import Engine
+
+COLD = "cold/solo/whole/eager"
+HIT = "hit/solo/whole/eager"
+BATCH = "cold/batch/whole/eager"
+PREEMPTED = "cold/preempted/whole/eager"
+
+
+def is_reference(config):
+    return config.checkpoint_interval == config.page_size
+
+
+class Sabotaged(Engine):
+    """An engine that is sound as the reference, and calls `spoil` after each step otherwise."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.is_sound = is_reference(config)
+        self.pools = self._runner._pools
+        self.spoiled = set()
+
+    def step(self):
+        outputs = super().step()
+        return outputs if self.is_sound else self.spoil(outputs)
+
+    def new_checkpoints(self):
+        found = [c for c in self.manager.tree.checkpoints if c.tag not in self.spoiled]
+        self.spoiled.update(c.tag for c in found)
+        return found
+
+
+class LosesConvRows(Sabotaged):
+    """Checkpoints keep their tags, but the rows of one stream are zeros."""
+
+    def spoil(self, outputs):
+        for checkpoint in self.new_checkpoints():
+            base = self.manager.geometry.snapshot_base(checkpoint.snapshot)
+            stream = [stream.name for stream in self.manager.geometry.layout.streams].index("layers.0.attn")
+            self.pools.conv[stream].rows[base : base + self.manager.geometry.layout.history] = 0
+        return outputs
+
+
+class FlipsOneKey(Sabotaged):
+    """The lowest bit of one number in the second head of the full-attention layer's keys."""
+
+    def spoil(self, outputs):
+        for checkpoint in self.new_checkpoints():
+            number = self.pools.kv[1][0].k[checkpoint.node.page, 1, 3, 5]
+            number.copy_(torch.nextafter(number, torch.tensor(0.0)))
+        return outputs
+
+
+class DependsOnTheBatch(Sabotaged):
+    """The first logprob of a step is the next number up where the step served others too."""
+
+    def spoil(self, outputs):
+        if len(outputs) < 2 or not outputs[0].logprobs:
+            return outputs
+        item, *rest = outputs[0].logprobs
+        item = msgspec.structs.replace(item, logprob=math.nextafter(item.logprob, 0))
+        return [msgspec.structs.replace(outputs[0], logprobs=[item, *rest]), *outputs[1:]]
+
+
+class CountsARefusal(Sabotaged):
+    def spoil(self, outputs):
+        self.scheduler.counters.num_refused_checkpoints += 1
+        return outputs
+
+
+def forced(**changes):
+    """Engines that ignore what a scenario asks of them."""
+
+    def make(config: EngineConfig) -> Engine:
+        return Engine(config if is_reference(config) else msgspec.structs.replace(config, **changes))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def sound(audit_small):
+    return audit_small()
+
+
+def test_a_sound_engine_passes_in_every_scenario(sound):
+    assert (sound.status, sound.mismatches, sound.problems, sound.first_difference) == (0, 0, [], None)
+    assert len(sound.scenarios) == len(CACHES) * len(COMPANIES) * len(CHUNKS) == 27
+    assert all(cell.observations for result in sound.scenarios for cell in result.cells)
+
+
+def test_totals_are_the_sums_of_the_cells(sound):
+    cells = [cell for result in sound.scenarios for cell in result.cells]
+    assert sound.observations == sum(cell.observations for cell in cells)
+    assert sound.observations == sum(result.counts.observations for result in sound.scenarios)
+    assert sound.requests["hits"] == sum(cell.hits for cell in cells) > 0
+    assert sound.positions == sum(cell.positions for cell in cells)
+    # Every answer has 14 tokens; a hit scenario runs each prompt twice.
+    assert sum(cell.runs for cell in cells) == 6 * (27 + 9)
+    assert sound.positions >= 14 * sum(cell.runs for cell in cells)
+
+
+def test_what_happened_is_what_the_scenario_says(sound):
+    for result in sound.scenarios:
+        hits, preempted, batched = (sum(getattr(c, n) for c in result.cells) for n in ("hits", "preempted", "batched"))
+        assert (hits > 0) == (result.axes["cache"] == "hit")
+        assert (preempted > 0) == (result.axes["company"] == "preempted")
+        assert (batched > 0) == (result.axes["company"] != "solo")
+        assert (result.counts.state_rows > 0) == (result.axes["cache"] != "off")
+
+
+def test_lost_conv_rows_are_found_in_the_state_and_in_the_answers_after_a_hit(audit_small):
+    report = audit_small(COLD, HIT, make_engine=LosesConvRows)
+    assert report.status == 1
+    first = report.first_difference
+    assert (first.layer, first.component) == ("layers.0", "attn convolution input")
+    assert first.observed.startswith("0x0.0p+0")
+    cold, hit = report.scenarios
+    # A cold answer does not read what was published; one after a hit does.
+    assert all(cell.first_difference.layer for cell in cold.cells if cell.mismatches)
+    assert hit.counts.mismatches > cold.counts.mismatches > 0
+
+
+def test_a_flipped_bit_of_a_key_is_named(audit_small):
+    report = audit_small(COLD, make_engine=FlipsOneKey)
+    first = report.first_difference
+    assert (first.layer, first.component, first.element) == ("full #0", "k", 21)
+    assert first.position % 4 == 3
+    assert first.expected != first.observed
+
+
+def test_an_answer_that_depends_on_the_batch_is_found_in_the_batch_only(audit_small):
+    report = audit_small(COLD, BATCH, make_engine=DependsOnTheBatch)
+    alone, batch = report.scenarios
+    assert (report.status, alone.counts.mismatches) == (1, 0)
+    assert batch.counts.mismatches > 0
+    assert report.first_difference.component == "logprob"
+    assert report.first_difference.layer == ""
+
+
+@pytest.mark.parametrize(
+    ("scenario", "make_engine", "problem"),
+    [
+        (HIT, forced(enable_prefix_caching=False), "no request was a cache hit"),
+        (COLD, forced(enable_prefix_caching=False), "no state was published"),
+        (PREEMPTED, forced(schedule=Schedule()), "no request was preempted"),
+        (BATCH, forced(max_num_seqs=1), "no step served two requests"),
+        ("off/solo/7/eager", forced(schedule=Schedule()), "no prompt was cut into chunks"),
+        (COLD, CountsARefusal, "num_refused_checkpoints rose by"),
+    ],
+)
+def test_a_scenario_that_did_not_happen_is_a_failure(audit_small, scenario, make_engine, problem):
+    report = audit_small(scenario, make_engine=make_engine)
+    assert (report.mismatches, report.status) == (0, 1)
+    assert any(problem in found for found in report.problems), report.problems
+
+
+def test_a_reference_with_too_small_a_cache_does_not_pass_for_a_proof(audit_small):
+    def make(config):
+        return Engine(msgspec.structs.replace(config, num_checkpoints=1) if is_reference(config) else config)
+
+    report = audit_small(COLD, make_engine=make)
+    assert report.status == 1
+    assert any("have no reference" in problem for problem in report.problems)
+
+
+def test_scenarios_are_every_combination_once():
+    found = all_scenarios()
+    assert len({scenario.name for scenario in found}) == len(found) == 27
