@@ -1,11 +1,13 @@
-"""Ctrl-C in the middle of a step: it gets through, and the engine is as good as before."""
+"""Ctrl-C, other breaks and other threads in the middle of a step: the engine is as good as before."""
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from samebit import LLM, SamplingParams
 from samebit.core.config import EngineConfig
+from samebit.core.errors import StepError
 from samebit.engine.conversation import Conversation
 from samebit.engine.interrupts import uninterrupted
 
@@ -47,6 +49,29 @@ def test_an_interrupted_batch_leaves_nothing_behind(number, monkeypatch):
     llm._engine.scheduler.check()
     again, fresh = llm.generate(prompts, params), LLM("nano", **SETTINGS).generate(prompts, params)
     assert [output.outputs for output in again] == [output.outputs for output in fresh]
+
+
+@pytest.mark.parametrize("error", [SystemExit, TimeoutError, KeyboardInterrupt])
+def test_a_step_that_is_torn_open_ends_its_requests_only(error, monkeypatch):
+    llm = LLM("nano", **SETTINGS)
+    params = SamplingParams(seed=3, max_tokens=8)
+    before = llm.generate("import os\n", params)[0].outputs
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._engine._runner, "execute", lambda _: (_ for _ in ()).throw(error))
+        with pytest.raises(StepError if issubclass(error, Exception) else error):
+            llm.generate("import os\n", params)
+    llm._engine.scheduler.check()
+    assert llm.generate("import os\n", params)[0].outputs == before
+
+
+def test_calls_from_several_threads_take_turns():
+    llm = LLM("nano", **SETTINGS)
+    params = SamplingParams(seed=3, max_tokens=8)
+    prompts = [["a", "b"], ["c"], ["d", "e", "f"]]
+    with ThreadPoolExecutor(3) as threads:
+        together = list(threads.map(lambda batch: llm.generate(batch, params), prompts))
+    alone = [llm.generate(batch, params) for batch in prompts]
+    assert [[one.outputs for one in batch] for batch in together] == [[one.outputs for one in batch] for batch in alone]
 
 
 def test_a_conversation_goes_on_after_an_answer_was_broken_off(monkeypatch):

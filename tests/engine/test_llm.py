@@ -64,6 +64,18 @@ def test_a_wrong_prompt_is_refused_and_its_batch_with_it(llm, prompt):
     assert len(llm.generate(["a"], SamplingParams(max_tokens=2))[0].outputs[0].token_ids) == 2
 
 
+@pytest.mark.parametrize("prompts", [b"bytes", {"prompt": "a"}, None, 5])
+def test_prompts_that_are_no_list_are_refused(llm, prompts):
+    with pytest.raises(InvalidRequestError, match=type(prompts).__name__):
+        llm.generate(prompts)
+
+
+@pytest.mark.parametrize("messages", ["hi", {"role": "user", "content": "hi"}, None])
+def test_messages_that_are_no_list_are_refused(llm, messages):
+    with pytest.raises(InvalidRequestError, match=type(messages).__name__):
+        llm.chat(messages)
+
+
 def test_a_prompt_that_can_never_fit_names_the_limit(llm):
     with pytest.raises(PromptTooLongError, match="at most 1024 fit"):
         llm.generate([[100] * 1020], SamplingParams(max_tokens=10))

@@ -88,3 +88,10 @@ def test_a_tokenizer_that_is_not_byte_level_is_refused(tmp_path, nano_folder):
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     with pytest.raises(CheckpointError, match="byte-level"):
         Tokenizer(tmp_path)
+
+
+def test_a_tokenizer_configuration_that_is_no_object_is_refused(tmp_path, nano_folder):
+    shutil.copy(nano_folder / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[1]")
+    with pytest.raises(CheckpointError, match="JSON object"):
+        Tokenizer(tmp_path)

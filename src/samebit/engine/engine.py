@@ -107,11 +107,14 @@ class Engine:
         plan = self.scheduler.plan()
         try:
             output = self._runner.execute(plan)
-        except Exception as error:  # noqa: BLE001 - a step is a boundary: its requests end with what went wrong
+        except BaseException as error:  # a step is a boundary: its requests end with what went wrong
             _log.exception("step %d failed (%d rows)", plan.step, len(plan.rows))
             self._totals["failed_steps"] += 1
             message = f"step {plan.step} failed: {type(error).__name__}: {error}"
-            return [self._outputs.process(progress) for progress in self.scheduler.fail(message)]
+            failed = [self._outputs.process(progress) for progress in self.scheduler.fail(message)]
+            if not isinstance(error, Exception):
+                raise  # the whole program is to end, or to go on elsewhere
+            return failed
         return [self._deliver(progress) for progress in self.scheduler.commit(output)]
 
     def stats(self) -> dict[str, float]:

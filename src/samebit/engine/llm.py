@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ class LLM:
         self._defaults = read_generation_defaults(folder)
         self._seeds = random.Random(config.seed)
         self._num_requests = 0
+        # An engine is for one loop; calls from several threads take turns.
+        self._turn = threading.Lock()
 
     @property
     def info(self) -> EngineInfo:
@@ -90,6 +93,9 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,  # Any: whatever the template knows
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, with the checkpoint's chat template."""
+        if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
+            kind = type(messages).__name__
+            raise InvalidRequestError(f"messages of type {kind}: must be a list of messages", param="messages")
         conversations = [messages] if messages and isinstance(messages[0], dict) else list(messages)
         ids = [self.render_chat(one, **(chat_template_kwargs or {})) for one in conversations]  # type: ignore[arg-type]  # narrowed by the first item
         return self._run([None] * len(ids), ids, self._params(sampling_params, len(ids)), use_tqdm, cache_salt)
@@ -134,13 +140,21 @@ class LLM:
         use_progress: bool,
         cache_salt: str,
     ) -> list[RequestOutput]:
-        groups = [self._requests(prompt, one, cache_salt) for prompt, one in zip(ids, params, strict=True)]
+        with self._turn:
+            groups = [self._requests(prompt, one, cache_salt) for prompt, one in zip(ids, params, strict=True)]
+            collected = self._collect([request for group in groups for request in group], use_progress)
+        return [
+            _request_output(text, group, [collected[request.request_id] for request in group])
+            for text, group in zip(texts, groups, strict=True)
+        ]
+
+    def _collect(self, requests: list[Request], use_progress: bool) -> dict[str, _Collected]:
+        """Run `requests` to their ends. Whatever goes wrong, none of them stays behind."""
         collected: dict[str, _Collected] = {}
         try:
-            for group in groups:
-                for request in group:
-                    collected[request.request_id] = _Collected()
-                    self._engine.add(request)
+            for request in requests:
+                collected[request.request_id] = _Collected()
+                self._engine.add(request)
             with TokenProgress(len(collected), enabled=use_progress) as progress:
                 while any(not item.is_done for item in collected.values()):
                     outputs = self._engine.step()
@@ -151,10 +165,7 @@ class LLM:
             for request_id in collected:
                 self._engine.abort(request_id)
             raise
-        return [
-            _request_output(text, group, [collected[request.request_id] for request in group])
-            for text, group in zip(texts, groups, strict=True)
-        ]
+        return collected
 
     def _requests(self, prompt: list[int], params: SamplingParams, cache_salt: str) -> list[Request]:
         number, self._num_requests = self._num_requests, self._num_requests + 1
@@ -200,6 +211,9 @@ class _Collected:
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
+        kind = type(prompts).__name__
+        raise InvalidRequestError(f"prompts of type {kind}: must be texts or lists of token ids", param="prompt")
     items = list(prompts)
     if items and all(isinstance(item, int) for item in items):
         return [items]  # type: ignore[list-item]  # checked on the line above
