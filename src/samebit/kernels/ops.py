@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 _CONV_INDEX = (
     "Tensor query_start, Tensor read_rows, Tensor read_tags, Tensor store_rows, Tensor store_tags, Tensor write_rows, "
@@ -68,8 +69,17 @@ def _shapes_only(name: str) -> Callable[..., Any]:
     return functions.get(name, lambda x, *_: x.new_empty(x.shape))
 
 
+def _entry(operator: Callable[..., Any], implementation: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator where somebody records, else its implementation at once: dispatch costs as much as a small kernel."""
+
+    def enter(*arguments: Any) -> Any:
+        return operator(*arguments) if is_in_torch_dispatch_mode() else implementation(*arguments)
+
+    return enter
+
+
 def operators(suffix: str, implementations: Mapping[str, Callable[..., Any]]) -> SimpleNamespace:
-    """Register every schema as ``samebit::<name>_<suffix>`` once and return the callables by plain name."""
+    """Register every schema as ``samebit::<name>_<suffix>`` once and return entries to them by plain name."""
     assert implementations.keys() == SCHEMAS.keys()
     if suffix not in _OPERATORS:
         found = {}
@@ -78,6 +88,6 @@ def operators(suffix: str, implementations: Mapping[str, Callable[..., Any]]) ->
             _LIBRARY.define(full + schema)
             _LIBRARY.impl(full, implementations[name], "CPU")
             _LIBRARY.impl(full, _shapes_only(name), "Meta")
-            found[name] = getattr(torch.ops.samebit, full).default
+            found[name] = _entry(getattr(torch.ops.samebit, full).default, implementations[name])
         _OPERATORS[suffix] = SimpleNamespace(**found)
     return _OPERATORS[suffix]

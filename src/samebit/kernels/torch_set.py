@@ -144,7 +144,13 @@ def attention(
             bias = torch.where(distance < rel_proj.shape[1], bias.gather(2, near), 0.0)
             seen = (distance >= 0) & (distance < window) if window else distance >= 0
             out[begin:end] = _attend(
-                q[begin:end], k_pages.transpose(1, 2)[where], v_pages.transpose(1, 2)[where], bias, tau[begin:end], seen, scale
+                q[begin:end],
+                k_pages.transpose(1, 2)[where],
+                v_pages.transpose(1, 2)[where],
+                bias,
+                tau[begin:end],
+                seen,
+                scale,
             ).transpose(0, 1)
     return out.flatten(1)
 

@@ -1,7 +1,8 @@
 """The values that kernels take beside plain activations: index tensors, sampling columns, packed weights.
 
 Every class is a frozen bundle of tensors with static sizes and no optional field: what is not wanted is inert by
-address (sink rows, slot 0, page 0), never by absence. Knows nothing of requests, sequences or models.
+address (sink rows, slot 0, page 0), never by absence. A bundle is checked once, when it is made: kernels are handed its
+tensors many times a step and take them by address. Knows nothing of requests, sequences or models.
 
 Sizes: T tokens of the step, B batch rows, K taps of a short convolution, E checkpoint entries, S slots,
 P pages of a slot, L logit rows. Batch row b owns the tokens ``query_start[b] .. query_start[b + 1]`` of the flat token
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 ZERO_ROW = 0
@@ -20,6 +22,12 @@ SINK_ROW = 1
 """Row of a convolution pool that takes unwanted writes and is never read."""
 SINK_PAGE = 0
 """Page that takes unwanted K/V writes and is never read."""
+
+
+def _check(dtype: torch.dtype, *tensors: Tensor) -> None:
+    for x in tensors:
+        assert x.dtype is dtype, (x.dtype, dtype)
+        assert x.is_contiguous(), x.stride()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,11 @@ class ConvIndex:
     entry_dest: Tensor
     entry_tag: Tensor
 
+    def __post_init__(self) -> None:
+        _check(torch.int32, self.query_start, self.read_rows, self.store_rows, self.write_rows)
+        _check(torch.int32, self.entry_sources, self.entry_dest)
+        _check(torch.int64, self.read_tags, self.store_tags, self.write_tags, self.entry_source_tags, self.entry_tag)
+
 
 @dataclass(frozen=True, slots=True)
 class KvIndex:
@@ -62,6 +75,10 @@ class KvIndex:
     stamp_pages: Tensor
     stamp_tags: Tensor
 
+    def __post_init__(self) -> None:
+        _check(torch.int32, self.query_start, self.write_slots, self.stamp_pages)
+        _check(torch.int64, self.stamp_tags)
+
 
 @dataclass(frozen=True, slots=True)
 class AttnIndex:
@@ -75,6 +92,9 @@ class AttnIndex:
     row_start: Tensor
     row_slots: Tensor
     page_table: Tensor
+
+    def __post_init__(self) -> None:
+        _check(torch.int32, self.query_start, self.row_start, self.row_slots, self.page_table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +114,11 @@ class SampleColumns:
     sample_index: Tensor
     position: Tensor
     target: Tensor
+
+    def __post_init__(self) -> None:
+        _check(torch.float32, self.temperature, self.top_p, self.min_p)
+        _check(torch.int32, self.top_k, self.sample_index, self.target)
+        _check(torch.int64, self.seed, self.position)
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,8 @@ def _boundaries(row: PlannedRow, interval: int, page_size: int) -> list[tuple[in
         floor = publishable_boundary(row.state, page_size)
         kind = CheckpointKind.RESPONSE_END if sequence.finish_reason else CheckpointKind.PREEMPTED
         return [] if floor is None else [(floor, kind)]
+    if start // page_size == end // page_size:
+        return []
     found = dict.fromkeys(range((start // interval + 1) * interval, end + 1, interval), CheckpointKind.GRID)
     single = {sequence.prompt_end: CheckpointKind.PROMPT_END, row.state.fork: CheckpointKind.FORK}
     found |= {boundary: kind for boundary, kind in single.items() if start < boundary <= end}

@@ -116,8 +116,7 @@ class StateManager:
 
         With `whole`, pages of the full-attention group must reach that length too, or nothing is given (0).
         """
-        full = self._full_group()
-        if whole and full is not None and not self._extend(state, full, whole):
+        if whole and (full := self._full_group()) is not None and not self._extend(state, full, whole):
             return 0
         for g in range(len(state.groups)):
             self._extend(state, g, state.length + wanted)
@@ -233,10 +232,10 @@ class StateManager:
     def advance(self, state: SequenceState, length: int, step: int) -> None:
         """Commit `length` tokens: note the stamps of pages that `step` completed."""
         size = self.geometry.page_size
-        tag = owner_tag(step, state.owner)
         for index in range(state.length // size, length // size):
+            stamp = position_tag(owner_tag(step, state.owner), (index + 1) * size - 1)
             for held in state.groups:
-                held.stamps[index] = position_tag(tag, (index + 1) * size - 1)
+                held.stamps[index] = stamp
         state.length = length
 
     def trim(self, state: SequenceState) -> None:
@@ -244,6 +243,8 @@ class StateManager:
         size = self.geometry.page_size
         floor = state.length // size * size
         for g, group in enumerate(self.geometry.layout.groups):
+            if group.window is None:
+                continue
             held = state.groups[g]
             for index in range(held.first, min(group.first_position(floor) // size, len(held.pages))):
                 self.pages[g].drop(held.pages[index], self._last_step)

@@ -1,7 +1,7 @@
 """The operators of the native sets: tensors in, addresses to C, tensors out.
 
 Checks only what would make C read or write where it must not: dtypes, contiguity, and ids that C reports as out of
-range. Knows nothing of how sets are chosen.
+range. Index bundles were checked when they were made (values.py). Knows nothing of how sets are chosen.
 """
 
 import ctypes
@@ -55,7 +55,7 @@ def _rows(x: Tensor) -> tuple[Tensor, int]:
 
 
 def _check(dtype: torch.dtype, *tensors: Tensor) -> None:
-    """What C takes by address alone, without a copy: tensors it changes, weights, and index tensors."""
+    """What C takes by address alone, without a copy: tensors it changes, and weights."""
     for x in tensors:
         assert x.dtype is dtype, (x.dtype, dtype)
         assert x.is_contiguous(), x.stride()
@@ -166,8 +166,7 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
             entry_sources, entry_source_tags, entry_dest, entry_tag,
         )  # fmt: skip
         _check(_FLOAT, rows, taps)
-        _check(torch.int32, query_start, read_rows, store_rows, write_rows, entry_sources, entry_dest)
-        _check(torch.int64, row_tags, read_tags, store_tags, write_tags, entry_source_tags, entry_tag)
+        _check(torch.int64, row_tags)
         tokens, channels = x.shape
         y = torch.empty(tokens, channels)
         extra = None if residual is None else _dense(residual)
@@ -191,8 +190,7 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
     ) -> None:
         (k, k_stride), (v, v_stride) = _rows(k), _rows(v)
         _check(_FLOAT, k_pages, v_pages)
-        _check(torch.int32, write_slots, stamp_pages)
-        _check(torch.int64, page_tags, stamp_tags)
+        _check(torch.int64, page_tags)
         _, heads, page, width = k_pages.shape
         c_write(
             k.data_ptr(), v.data_ptr(), k_pages.data_ptr(), v_pages.data_ptr(), page_tags.data_ptr(),
@@ -217,7 +215,6 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
     ) -> Tensor:
         (q, q_stride), (rel, rel_stride) = _rows(q), _rows(rel)
         _check(_FLOAT, rel_proj, tau, k_pages, v_pages)
-        _check(torch.int32, query_start, row_start, row_slots, page_table)
         tokens, columns = q.shape
         d_rel, extent = rel_proj.shape
         _, kv_heads, page, width = k_pages.shape
@@ -270,11 +267,8 @@ def _other_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         target: Tensor,
         threads: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        logits, position = _dense(logits), position.to(torch.int64)
+        logits = _dense(logits)
         columns = (temperature, top_k, top_p, min_p, seed, sample_index, position, target)
-        _check(_FLOAT, temperature, top_p, min_p)
-        _check(torch.int32, top_k, sample_index, target)
-        _check(torch.int64, seed, position)
         rows, vocab = logits.shape
         out = (
             torch.empty(rows, dtype=torch.int32),
