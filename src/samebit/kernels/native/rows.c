@@ -69,6 +69,9 @@ static void conv_task(void *context, long index) {
   long c0 = index * c->strip, width = c->C - c0 < c->strip ? c->C - c0 : c->strip, bytes = sizeof(float) * width;
   long C = c->C, H = c->K - 1, stored = c->B * H, entered = c->E * H, live = c->query_start[c->B];
   const float *in[c->K];
+  // Rows of a pool come from far away: all are on their way before the first is used.
+  for (long i = 0; i < stored; i++)
+    for (long v = c0; v < c0 + width; v += LINE / (long)sizeof(float)) prefetch(c->rows + c->read_rows[i] * C + v);
   for (long b = 0; b < c->B; b++)
     for (long start = c->query_start[b], t = start; t < c->query_start[b + 1]; t++) {
       for (long j = 0, s = t - H; j <= H; j++, s++)
