@@ -71,7 +71,7 @@ class FakeServer:
             if extra and n == 2:
                 logprob += (1 + word([], extra) % 5) * 2**-30
             if extra and n == 5:
-                token = 97 + word(sequence, extra) % 26
+                token = 97 + (token - 96 + word(sequence, extra) % 25) % 26
             found.append((token, logprob))
             sequence.append(token)
         return found

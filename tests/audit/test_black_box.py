@@ -73,6 +73,7 @@ def test_the_reproducing_requests_are_small():
     # One warms the prefix, one is the answer alone, and then it has one neighbour.
     assert len(bodies) == 4
     assert [body["max_tokens"] for body in bodies if body["prompt"] == bodies[0]["prompt"]] == [3, 3, 3]
+    assert len(bodies[0]["prompt"]) < 60
 
 
 def test_the_printed_lines_show_the_difference_again():
@@ -159,3 +160,21 @@ def test_a_server_that_answers_nothing_cannot_be_audited(fake, fields):
 def test_an_address_where_nobody_listens_is_named(url):
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1|ftp"):
         audit_server(url)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # of transformers and torch, which are the subject and not ours
+def test_a_server_that_batches_a_dense_library_is_found_out():
+    from benchmarks.reference import load_reference
+    from samebit.engine.model_source import resolve_model
+    from samebit.engine.tokenizer import Tokenizer
+    from tests.audit.batching_server import BatchingServer, serving_batches
+
+    folder = resolve_model("nano")
+    server = BatchingServer(load_reference(folder), Tokenizer(folder), vocab_size=4096)
+    promises = [promise for promise in PROMISES if promise.name in ("repeat", "batch")]
+    with serving_batches(server) as url:
+        report = audit_server(url, limits=FAST, promises=promises)
+    assert server.largest_batch > 1
+    assert verdicts(report) == {"repeat": "holds", "batch": "broken"}
+    assert report.checks[1].reproduce

@@ -13,7 +13,6 @@ from samebit.audit.answers import Answer, Unequal, first_unequal
 from samebit.audit.session import Ask, Session
 from samebit.workloads import document, question
 
-_PROMPT_CHARS = 1000
 _NUM_SEEDS = 4
 _EVENTS_BEFORE_ABORT = 3
 
@@ -23,11 +22,16 @@ class NotCheckableError(Exception):
 
 
 class Size(NamedTuple):
-    """How large a trial is: `round` varies its prompts, `company` is the number of requests sent beside the one."""
+    """How large a trial is.
+
+    `round` varies its prompts, `company` is the number of requests sent beside the one, `prompt_chars` the length of the
+    long part of a prompt; a shorter one is the beginning of a longer one.
+    """
 
     round: int
     max_tokens: int
     company: int
+    prompt_chars: int
 
 
 class Sent(NamedTuple):
@@ -78,9 +82,10 @@ class Talk:
         if self.unequal is None:
             self.unequal = unequal
 
-    def document(self, label: str, num_chars: int = _PROMPT_CHARS) -> str:
-        """Text that depends on seed, round and label."""
-        return document(self.session.rng(label, self.size.round).getrandbits(32), num_chars)
+    def document(self, label: str, num_chars: int | None = None) -> str:
+        """Text that depends on seed, round and label; `num_chars` None: as long as this trial's prompts are."""
+        seed = self.session.rng(label, self.size.round).getrandbits(32)
+        return document(seed, self.size.prompt_chars if num_chars is None else num_chars)
 
     def _note(self, how: Literal["plain", "streamed", "broken off"], *asks: Ask) -> None:
         if self.unequal is None:
@@ -104,7 +109,10 @@ def batch(talk: Talk) -> None:
         alone = talk.send(ask)
         rng = talk.session.rng("company", talk.size.round)
         others = [
-            talk.ask(talk.document(f"other {n}", rng.randrange(20, 2 * _PROMPT_CHARS)), max_tokens=rng.randrange(4, 40))
+            talk.ask(
+                talk.document(f"other {n}", rng.randrange(20, 2 * talk.size.prompt_chars)),
+                max_tokens=rng.randrange(4, 40),
+            )
             for n in range(talk.size.company)
         ]
         place = rng.randrange(len(others) + 1)
@@ -192,18 +200,22 @@ def seeds(talk: Talk) -> None:
 
 
 class Promise(NamedTuple):
-    """A trial with its claim. `needs_hits`: proves nothing where the server says that its cache was not used."""
+    """A trial with its claim. `needs_hits`: proves nothing where the server says that its cache was not used.
+
+    `company`: requests beside the one, where the trial sends any.
+    """
 
     name: str
     claim: str
     trial: Callable[[Talk], None]
     num_rounds: int = 2
     needs_hits: bool = False
+    company: int = 0
 
 
 PROMISES = (
     Promise("repeat", "The same request gives the same answer.", repeat),
-    Promise("batch", "An answer does not depend on the requests beside it.", batch, 4),
+    Promise("batch", "An answer does not depend on the requests beside it.", batch, 4, company=7),
     Promise("warm prefix", "An answer does not depend on a cached prefix.", warm_prefix, 3, needs_hits=True),
     Promise(
         "conversation", "A later turn does not depend on earlier ones being cached.", growing_conversation, 2, True

@@ -13,7 +13,8 @@ from samebit.audit.session import Session, choose_model
 from samebit.audit.values import BlackBoxReport, Check, Verdict
 
 _MAX_TOKENS = 32
-_COMPANY = 7
+_PROMPT_CHARS = 1000
+_SHORTEST_PROMPT = 30
 
 OnCheck = Callable[[Check], None]
 
@@ -59,7 +60,7 @@ def _check(session: Session, promise: Promise) -> Check:
     """All rounds of one promise, or those up to the first difference."""
     comparisons, hits, trouble = 0, 0, ""
     for number in range(promise.num_rounds):
-        talk = Talk(session, Size(number, _MAX_TOKENS, _COMPANY))
+        talk = Talk(session, Size(number, _MAX_TOKENS, promise.company, _PROMPT_CHARS))
         try:
             promise.trial(talk)
         except (NotCheckableError, RefusedError, SpentError) as error:
@@ -83,23 +84,34 @@ def _check(session: Session, promise: Promise) -> Check:
 
 
 def _shrink(session: Session, promise: Promise, talk: Talk) -> Talk:
-    """The smallest trial found that still shows a difference: shorter answers first, then less company."""
+    """The smallest trial found that still shows a difference: a shorter answer, less company, shorter prompts."""
     best = talk
-    assert best.unequal is not None, "there is a difference to keep"
-    sizes = [best.size._replace(max_tokens=best.unequal.place + 1)] if best.unequal.place >= 0 else []
-    while True:
-        while sizes:
-            again = Talk(session, sizes.pop())
+    for smaller in (_shorter_answer, _less_company, _shorter_prompt):
+        while (size := smaller(best)) is not None:
+            again = Talk(session, size)
             try:
                 promise.trial(again)
             except (NotCheckableError, RefusedError, SpentError):
-                return best
+                break
             if again.unequal is None:
-                return best
+                break
             best = again
-        if promise.name != "batch" or best.size.company <= 1:
-            return best
-        sizes = [best.size._replace(company=best.size.company // 2)]
+    return best
+
+
+def _shorter_answer(talk: Talk) -> Size | None:
+    assert talk.unequal is not None, "only a talk with a difference is made smaller"
+    enough = talk.unequal.place + 1
+    return talk.size._replace(max_tokens=enough) if 0 < enough < talk.size.max_tokens else None
+
+
+def _less_company(talk: Talk) -> Size | None:
+    return talk.size._replace(company=talk.size.company // 2) if talk.size.company > 1 else None
+
+
+def _shorter_prompt(talk: Talk) -> Size | None:
+    half = talk.size.prompt_chars // 2
+    return talk.size._replace(prompt_chars=half) if half >= _SHORTEST_PROMPT else None
 
 
 def _script(session: Session, sent: Sequence[Sent]) -> list[str]:

@@ -105,11 +105,12 @@ class HttpClient:
             headers["Authorization"] = f"Bearer {self._api_key}"
         try:
             connection.request(method, self._parts.path.rstrip("/") + path, data, headers)
-            response = connection.getresponse()
-            if response.status != http.client.OK:
-                text = response.read(400).decode(errors="replace")
-                raise RefusedError(f"HTTP {response.status}: {text}", response.status)
-            yield response
+            # A response may own the socket, so that closing the connection alone would not break a stream off.
+            with connection.getresponse() as response:
+                if response.status != http.client.OK:
+                    text = response.read(400).decode(errors="replace")
+                    raise RefusedError(f"HTTP {response.status}: {text}", response.status)
+                yield response
         except (OSError, http.client.HTTPException) as error:
             raise RefusedError(f"{type(error).__name__}: {error}") from error
         finally:
