@@ -8,7 +8,7 @@ never absent. Addresses that depend on lengths are computed from these fields on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from operator import attrgetter
 
 import numpy as np
@@ -45,6 +45,10 @@ class Bucket:
             deltas=len(plan.page_deltas),
             top=max((sample.num_top for sample in plan.samples), default=0),
         )
+
+    def rounded_up(self) -> Bucket:
+        """The next bucket whose sizes are powers of two, or zero where nothing is wanted: few, so that each is recorded once."""
+        return Bucket(*(1 << (size - 1).bit_length() if size else 0 for size in astuple(self)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `max_num_batched_tokens`: most tokens a step. `page_size`: tokens a KV page. `checkpoint_interval`: a prefix-cache
     checkpoint is kept at multiples of it (a multiple of `page_size`). `num_pages`, `num_window_pages`,
     `num_checkpoints`: pool sizes (None: from `cache_bytes`). `num_threads`: CPU threads (None: all cores).
+    `graph`: "eager", or "trace" (each step is recorded once for its sizes and replayed; the same bits).
     `kernels`: "native" (compiled), "torch" (pure torch) or "auto". `poison`: fill fresh and freed memory with NaN (tests).
     """
 
@@ -76,6 +77,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cache_bytes: int = 1 << 30
     seed: int = 0
     num_threads: int | None = None
+    graph: Literal["eager", "trace"] = "eager"
     kernels: Literal["auto", "native", "torch"] = "auto"
     poison: bool = False
     schedule: Schedule = Schedule()

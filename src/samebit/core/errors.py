@@ -9,6 +9,7 @@ SamebitError
 │   └── CheckpointError        a tensor or key is missing, unknown, misshapen or unreadable
 ├── EngineDeadError            the engine process has stopped; no request can be served
 ├── OverloadedError            the waiting queue is full; try again later
+├── GraphError                 a step cannot be recorded, or does other things than its recording
 └── StepError                  a step failed; the requests that were in it end with this error
 """
 
@@ -53,6 +54,10 @@ class EngineDeadError(SamebitError):
 
 class OverloadedError(SamebitError):
     """The waiting queue is full."""
+
+
+class GraphError(SamebitError):
+    """A step cannot be recorded, or does other things than its recording; it is not replayed."""
 
 
 class StepError(SamebitError):

@@ -51,7 +51,7 @@ class Engine:
             order_seed=config.schedule.seed if config.poison else None,
         )
         self.scheduler = Scheduler(config, self.manager, max_length)
-        self._runner = LocalRunner(model, kernels, pools, device)
+        self._runner = LocalRunner(model, kernels, pools, device, config.graph)
         self._outputs = OutputProcessor(self.tokenizer)
         self._totals = {"generation_tokens": 0, "failed_steps": 0}
         profile = numerics_profile(config, kernels)

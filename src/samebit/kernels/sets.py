@@ -34,11 +34,16 @@ class KernelSet:
     _pack: Callable[[Tensor], Tensor] = field(repr=False)
     _ops: SimpleNamespace = field(repr=False)
     torch_shapes: frozenset[tuple[int, int]] = frozenset()
+    _count_launches: Callable[[], int] = field(default=lambda: 0, repr=False)
 
     def describe(self) -> dict[str, str | int]:
         """What the numerics profile records of this set: the name and what the bits depend on."""
         shapes = " ".join(f"{rows}x{columns}" for rows, columns in sorted(self.torch_shapes))
         return {"kernels": self.name, **self.details, **({"torch_shapes": shapes} if shapes else {})}
+
+    def num_launches(self) -> int:
+        """Kernels that this thread has launched so far, counted below the dispatcher; 0 where there is nothing below it."""
+        return self._count_launches()
 
     def without(self, shapes: Iterable[tuple[int, int]]) -> "KernelSet":
         """This set, except that products with weights of these shapes (N, K) are left to the torch set."""
@@ -189,7 +194,8 @@ def native_kernels(isa: str, num_threads: int) -> KernelSet:
     library = load_library(isa)
     ops = operators(isa, bindings.implementations(library))
     details = {"build": library.build, "compiler": library.compiler}
-    return KernelSet(f"native-{isa}", num_threads, details, bindings.make_pack(library), ops)
+    name, pack = f"native-{isa}", bindings.make_pack(library)
+    return KernelSet(name, num_threads, details, pack, ops, _count_launches=bindings.launch_counter(library))
 
 
 def select_kernels(kind: KernelKind, num_threads: int) -> KernelSet:

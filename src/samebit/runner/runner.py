@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
 
@@ -13,41 +14,86 @@ from samebit.indexing import IndexBuffer
 from samebit.inputs import Bucket, InputBuffer
 from samebit.kernels.sets import KernelSet
 from samebit.models.base import CausalLM
+from samebit.runner.graphs import Recording, watched
 from samebit.runner.step import StepTensors, run_step
 from samebit.state.pools import StatePools
 
-_MAX_BUFFERS = 64
+_MAX_PROGRAMS = 64
+_INERT = BatchPlan(step=0, rows=[], samples=[], entries=[], page_deltas=[])
+
+Graph = Literal["eager", "trace"]
+
+
+class _Program:
+    """The step function on the buffers of one bucket; owner of these buffers."""
+
+    def __init__(
+        self, model: CausalLM, kernels: KernelSet, pools: StatePools, bucket: Bucket, device: torch.device
+    ) -> None:
+        self.inputs = InputBuffer(bucket, device)
+        self._addresses = IndexBuffer(self.inputs.view, pools)
+        self._step = (model, kernels, self.inputs.view, self._addresses, pools, bucket)
+
+    def run(self) -> StepTensors:
+        """Run the step on what the inputs hold."""
+        return run_step(*self._step)
+
+
+class _TracedProgram(_Program):
+    """A program that is recorded on inert inputs, compared with its first real step, and replayed from then on."""
+
+    def __init__(
+        self, model: CausalLM, kernels: KernelSet, pools: StatePools, bucket: Bucket, device: torch.device
+    ) -> None:
+        super().__init__(model, kernels, pools, bucket, device)
+        self.inputs.fill(_INERT)
+        self._recording = Recording(super().run, kernels.num_launches)
+        self._is_checked = False
+
+    def run(self) -> StepTensors:
+        """Replay the step on what the inputs hold. Raises GraphError if it is not what an eager step does."""
+        if self._is_checked:
+            return self._recording.replay()
+        result, manifest = watched(super().run)
+        self._recording.check(manifest)
+        self._is_checked = True
+        return result
 
 
 class LocalRunner:
-    """Executes plans on one device, eagerly. Owner of the input buffers; shares the pools with the model's kernels."""
+    """Executes plans on one device. Owner of a program for each bucket; shares the pools with the model's kernels.
 
-    def __init__(self, model: CausalLM, kernels: KernelSet, pools: StatePools, device: torch.device) -> None:
-        self._model = model
-        self._kernels = kernels
+    `graph` "eager" runs the step function on buckets that fit; "trace" replays recordings, on few sizes of buckets.
+    """
+
+    def __init__(
+        self, model: CausalLM, kernels: KernelSet, pools: StatePools, device: torch.device, graph: Graph = "eager"
+    ) -> None:
         self._pools = pools
+        self._graph = graph
+        self._place = (model, kernels, pools)
         self._device = device
-        self._buffers: OrderedDict[Bucket, tuple[InputBuffer, IndexBuffer]] = OrderedDict()
+        self._programs: OrderedDict[Bucket, _Program] = OrderedDict()
 
     @torch.inference_mode()
     def execute(self, plan: BatchPlan) -> StepOutput:
-        """Run one step to its end."""
+        """Run one step to its end. Raises GraphError if a recording cannot be trusted."""
         bucket = Bucket.of(plan)
         with _one_torch_thread():
             self._pools.wipe(plan.retired)
-            buffer, addresses = self._buffers_of(bucket)
-            inputs = buffer.fill(plan)
-            return _read_back(plan, run_step(self._model, self._kernels, inputs, addresses, self._pools, bucket))
+            program = self._program(bucket if self._graph == "eager" else bucket.rounded_up())
+            program.inputs.fill(plan)
+            return _read_back(plan, program.run())
 
-    def _buffers_of(self, bucket: Bucket) -> tuple[InputBuffer, IndexBuffer]:
-        found = self._buffers.pop(bucket, None)
-        if found is None:
-            inputs = InputBuffer(bucket, self._device)
-            found = inputs, IndexBuffer(inputs.view, self._pools)
-        self._buffers[bucket] = found
-        if len(self._buffers) > _MAX_BUFFERS:
-            self._buffers.popitem(last=False)
-        return found
+    def _program(self, bucket: Bucket) -> _Program:
+        program = self._programs.pop(bucket, None)
+        if program is None:
+            make = _Program if self._graph == "eager" else _TracedProgram
+            program = make(*self._place, bucket, self._device)
+        self._programs[bucket] = program
+        if len(self._programs) > _MAX_PROGRAMS:
+            self._programs.popitem(last=False)
+        return program
 
 
 @contextmanager
@@ -73,6 +119,6 @@ def _read_back(plan: BatchPlan, result: StepTensors) -> StepOutput:
         plan.step,
         samples,
         result.rows_intact[: len(plan.rows)].tolist(),
-        result.pages_intact.tolist(),
-        result.rows_written.tolist(),
+        result.pages_intact[: len(plan.entries)].tolist(),
+        result.rows_written[: len(plan.entries)].tolist(),
     )

@@ -210,6 +210,7 @@ void attention(const float *q, const float *rel, const float *proj, const float 
                const float *v_pages, const int32_t *query_start, const int32_t *row_start, const int32_t *row_slots,
                const int32_t *page_table, float *y, long T, long B, long nh, long nk, long hd, long d_rel, long extent,
                long page, long table_width, long window, long q_stride, long rel_stride, double scale, long threads) {
+  launches++;
   long *first_task = scratch(1, sizeof(long) * (B + 1)), work = 0;
   first_task[0] = 0;
   for (long b = 0; b < B; b++) {

@@ -29,6 +29,7 @@ _SIGNATURES = {
     "moe": "p" * 7 + "l" * 7,
     "sample": "p" * 13 + "lll",
     "top_logprobs": "pppllll",
+    "num_launches": "",
 }
 _KINDS = {"p": ctypes.c_void_p, "l": ctypes.c_long, "d": ctypes.c_double}
 
@@ -36,7 +37,7 @@ _KINDS = {"p": ctypes.c_void_p, "l": ctypes.c_long, "d": ctypes.c_double}
 def _function(library: NativeLibrary, name: str) -> Callable[..., int]:
     function = getattr(library.functions, name)
     function.argtypes = [_KINDS[kind] for kind in _SIGNATURES[name]]
-    function.restype = ctypes.c_long if name in {"embedding", "moe", "sample"} else None
+    function.restype = ctypes.c_long if name in {"embedding", "moe", "sample", "num_launches"} else None
     found: Callable[..., int] = function
     return found
 
@@ -59,6 +60,11 @@ def _check(dtype: torch.dtype, *tensors: Tensor) -> None:
     for x in tensors:
         assert x.dtype is dtype, (x.dtype, dtype)
         assert x.is_contiguous(), x.stride()
+
+
+def launch_counter(library: NativeLibrary) -> Callable[[], int]:
+    """How many kernels the calling thread has launched."""
+    return _function(library, "num_launches")
 
 
 def make_pack(library: NativeLibrary) -> Callable[[Tensor], Tensor]:

@@ -1,6 +1,6 @@
 // Addresses of a step from its inputs and the slot tables: integers only, each written once. The order of `fields`, `tables`
 // and `results` is that of IndexFields, INDEX_TABLES and INDEX_RESULTS in kernels/values.py.
-#include <stdint.h>
+#include "simd.h"
 
 #define TAG_STEP 0x9E3779B97F4A7C15ULL
 #define SINK 1
@@ -139,6 +139,7 @@ static void record_writes(const step_t *s) {
 }
 
 void step_index(void **fields, void **tables, void **results, const long *n) {
+  launches++;
   apply_deltas(fields + 14, tables + 4, n);
   step_t s = {fields[0], fields[1], fields[2], fields[3], fields[4], fields[5], fields[6], fields[7],
               tables[0], tables[1], tables[2], results[0], n};

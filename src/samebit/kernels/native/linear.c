@@ -85,6 +85,7 @@ static void linear_task(void *context, long index) {
 }
 
 void linear(const float *x, const void *w, float *y, long M, long N, long K, long bf16, long threads) {
+  launches++;
   linear_t c = {x, w, y, M, N, K, (N + PANEL - 1) / PANEL, 1, (int)bf16};
   long chunks = (M + ROW_CHUNK - 1) / ROW_CHUNK;
   if (N * K * (M + 3) / 4 < HANDOVER_WORK) threads = 1;  // few rows are bound by reading the weights

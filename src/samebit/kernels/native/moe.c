@@ -49,6 +49,7 @@ static void combine_task(void *context, long index) {
 // Returns 0, or 1 where an expert id is out of range (nothing is computed then).
 long moe(const float *x, const int32_t *ids, const float *weights, const int32_t *num_tokens, const void *w13,
          const void *w2, float *y, long T, long H, long I, long k, long E, long bf16, long threads) {
+  launches++;
   long live = num_tokens[0] < T ? num_tokens[0] : T, pairs = live * k, bytes = bf16 ? 2 : 4;
   memset(y + live * H, 0, sizeof(float) * (T - live) * H);
   long *order = scratch(1, sizeof(long) * (pairs + E + 1 + 3 * (pairs / ROW_CHUNK + E)));

@@ -83,6 +83,9 @@ static void start_helpers(int wanted) {
   }
 }
 
+_Thread_local long launches;
+long num_launches(void) { return launches; }
+
 void pool_run(task_t task, void *context, long count, int threads) {
   if (threads < 2 || count < 2 || pthread_mutex_trylock(&caller_lock)) {
     for (long i = 0; i < count; i++) task(context, i);

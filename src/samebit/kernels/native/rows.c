@@ -24,6 +24,7 @@ static void norm_task(void *context, long index) {
 }
 // `x` has rows of `groups` times C columns, `stride` apart.
 void rms_norm(const float *x, const float *gain, float *y, long T, long groups, long C, long stride, double eps, long threads) {
+  launches++;
   norm_t c = {x, gain, y, T, groups, C, stride, (float)eps};
   pool_run(norm_task, &c, (T * groups + ROW_CHUNK - 1) / ROW_CHUNK, T * groups * C < HANDOVER_WORK ? 1 : (int)threads);
 }
@@ -39,6 +40,7 @@ static void swiglu_task(void *context, long index) {
   }
 }
 void swiglu(const float *z, float *y, long T, long I, long threads) {
+  launches++;
   swiglu_t c = {z, y, T, I};
   pool_run(swiglu_task, &c, (T + ROW_CHUNK - 1) / ROW_CHUNK, T * I < HANDOVER_WORK ? 1 : (int)threads);
 }
@@ -100,6 +102,7 @@ void short_conv(const float *x, const float *taps, float *rows, int64_t *tags, c
                 const int32_t *write_rows, const int64_t *write_tags, const int32_t *entry_sources,
                 const int64_t *entry_source_tags, const int32_t *entry_dest, const int64_t *entry_tag,
                 const float *residual, float *y, long T, long C, long K, long B, long E, long stride, long threads) {
+  launches++;
   long H = K - 1, strip = T * C < HANDOVER_WORK ? C : CHANNEL_CHUNK;
   conv_t c = {x, taps, residual, rows, y, query_start, read_rows, store_rows, write_rows, entry_sources, entry_dest,
               T, C, K, B, E, stride, strip};
@@ -117,6 +120,7 @@ void short_conv(const float *x, const float *taps, float *rows, int64_t *tags, c
 void write_kv(const float *k, const float *v, float *k_pages, float *v_pages, int64_t *tags, const int32_t *slots,
               const int32_t *stamp_pages, const int64_t *stamp_tags, long T, long heads, long page, long width, long k_stride,
               long v_stride) {
+  launches++;
   for (long t = 0; t < T; t++) {
     for (long h = 0; h < heads && slots[t] > 0; h++) {
       long at = ((slots[t] / page * heads + h) * page + slots[t] % page) * width;
@@ -129,6 +133,7 @@ void write_kv(const float *k, const float *v, float *k_pages, float *v_pages, in
 
 // Returns 0, or 1 where an id is outside the table.
 long embedding(const int32_t *ids, const void *table, float *y, long T, long rows, long C, long bf16) {
+  launches++;
   for (long t = 0; t < T; t++) if (ids[t] < 0 || ids[t] >= rows) return 1;
   for (long t = 0; t < T; t++) {
     const uint16_t *half = (const uint16_t *)table + ids[t] * C;
@@ -144,6 +149,7 @@ long embedding(const int32_t *ids, const void *table, float *y, long T, long row
 
 void route(const float *logits, const float *bias, int32_t *ids, float *weights, long T, long E, long top_k, long shared,
            double scale) {
+  launches++;
   long k = top_k + shared;
   float *scores = scratch(0, sizeof(float) * (E + VL));
   for (long t = 0; t < T; t++) {

@@ -179,6 +179,7 @@ static void sample_task(void *context, long row) {
 long sample(const float *logits, const float *temperature, const int32_t *top_k, const float *top_p, const float *min_p,
             const int64_t *seed, const int32_t *sample_index, const int64_t *position, const int32_t *target, int32_t *ids,
             float *logprobs, int32_t *ranks, uint8_t *finite, long L, long V, long threads) {
+  launches++;
   for (long i = 0; i < L; i++) if (target[i] >= V) return 1;
   sample_t c = {logits, temperature, top_p, min_p, top_k, sample_index, target, seed, position, ids, ranks, logprobs, finite, V, 0};
   pool_run(sample_task, &c, L, L * V < HANDOVER_WORK ? 1 : (int)threads);
@@ -197,6 +198,7 @@ static void top_task(void *context, long row) {
   }
 }
 void top_logprobs(const float *logits, int32_t *ids, float *logprobs, long L, long V, long n, long threads) {
+  launches++;
   sample_t c = {.logits = logits, .ids = ids, .logprobs = logprobs, .V = V, .n = n};
   pool_run(top_task, &c, L, L * V < HANDOVER_WORK ? 1 : (int)threads);
 }

@@ -131,6 +131,7 @@ static inline V silu_times(V gate, V up) { return gate / (splat(1.0f) + exp_v(-g
 
 // Threads (pool.c): run task(context, i) for every i < count on at most `threads` threads; tasks write disjoint memory.
 typedef void (*task_t)(void *context, long index);
+extern _Thread_local long launches;  // kernels that this thread has launched; every exported kernel adds one
 void pool_run(task_t task, void *context, long count, int threads);
 void *scratch(int which, size_t bytes);  // this thread's buffer number 0..3, 64-byte aligned, contents arbitrary
 
