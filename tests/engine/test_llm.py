@@ -4,6 +4,7 @@ import pytest
 
 from samebit import LLM, EngineConfig, SamplingParams
 from samebit.core.errors import ConfigError, InvalidRequestError, PromptTooLongError
+from tests.random_checkpoint import write_checkpoint
 
 SMALL_POOLS = {"num_pages": 64, "num_window_pages": 64, "num_checkpoints": 8, "max_num_seqs": 8, "num_threads": 1}
 
@@ -173,3 +174,11 @@ def test_template_variables_reach_the_prompt(llm):
     plain, low = (llm.render_chat(chat, **extra) for extra in ({}, {"reasoning_effort": 0.2}))
     assert plain != low
     assert llm.chat(chat, SamplingParams(max_tokens=1), chat_template_kwargs={"reasoning_effort": 0.2})
+
+
+def test_a_token_that_the_tokenizer_lacks_has_no_text_and_does_no_harm(tmp_path):
+    write_checkpoint(tmp_path, vocab_size=1024, unpadded_vocab_size=1000)
+    llm = LLM(tmp_path, num_threads=1, kernels="torch")
+    sample = llm.generate("ab", SamplingParams(temperature=100.0, max_tokens=30, seed=1, logprobs=1))[0].outputs[0]
+    assert max(sample.token_ids) > 272
+    assert sample.text == llm._tokenizer.decode([token for token in sample.token_ids if token < 272])

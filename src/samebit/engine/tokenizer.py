@@ -66,20 +66,17 @@ class Tokenizer:
         return result
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `token_ids`: their bytes, joined; bytes that are not UTF-8 become U+FFFD.
-
-        Raises InvalidRequestError for an id without a token.
-        """
+        """The text of `token_ids`: their bytes, joined; bytes that are not UTF-8 become U+FFFD."""
         skipped = self.special_ids if skip_special_tokens else frozenset()
         data = b"".join(self.token_bytes(i) for i in token_ids if i not in skipped)
         return data.decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for; a control token's are its spelling. Raises as `decode`."""
-        data = self._bytes_of[token_id] if 0 <= token_id < self.vocab_size else None
-        if data is None:
-            raise InvalidRequestError(f"token id {token_id}: this model's ids are 0 to {self.vocab_size - 1}")
-        return data
+        """The bytes a token stands for; a control token's are its spelling.
+
+        No bytes for an id without a token: a model may have more ids than its tokenizer, and may draw them.
+        """
+        return (self._bytes_of[token_id] or b"") if 0 <= token_id < self.vocab_size else b""
 
     def token_text(self, token_id: int) -> str:
         """The token alone as text, for logprob reports; part of a character shows as U+FFFD."""

@@ -24,6 +24,7 @@ _COMPLETION_MAX_TOKENS = 16
 # Seeds that are drawn here must survive clients whose numbers are doubles.
 _SEED_BITS = 53
 _LARGE_CHARS = 4096
+_MANY_MESSAGES = 64
 
 Result = TypeVar("Result")
 Body = ChatBody | CompletionBody
@@ -82,8 +83,10 @@ class Translator:
             raise InvalidRequestError("max_tokens and max_completion_tokens differ: send one", param="max_tokens")
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         params = self._params(body, limit, num_top, None)
-        size = len(str(body.messages)) + len(str(body.chat_template_kwargs))
-        prompt = await _in_thread_if(size > _LARGE_CHARS, lambda: self._render(body))
+        is_large = len(body.messages) > _MANY_MESSAGES or (
+            len(str(body.messages)) + len(str(body.chat_template_kwargs)) > _LARGE_CHARS
+        )
+        prompt = await _in_thread_if(is_large, lambda: self._render(body))
         return self._job("chatcmpl", body, [prompt], params, num_top)
 
     async def complete(self, body: CompletionBody) -> Job:
