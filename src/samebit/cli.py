@@ -250,12 +250,18 @@ def audit(
     from samebit.audit import command  # noqa: PLC0415 - keeps help quick
 
     with _plain_errors(2):
-        if replay is not None:
-            raise typer.Exit(command.replay_file(replay, json_file))
+        command.check_targets(json_file, html_file)
         if url is not None:
             limits = (max_requests, rate, timeout)
             found = command.audit_url(url, model=served_model, api_key=api_key, seed=seed, limits=limits)
             raise typer.Exit(command.finish(found, json_file, html_file))
+        from samebit.audit import checkpoint  # noqa: PLC0415 - loads torch, which a server's audit does not need
+
+        if replay is not None:
+            played = checkpoint.replay_file(replay)
+            if json_file is not None:
+                command.write_json(json_file, played)
+            raise typer.Exit(0 if played.difference is None else 1)
         config = _config(
             model=model,
             max_model_len=max_model_len,
@@ -265,8 +271,8 @@ def audit(
             num_threads=num_threads,
             kernels=kernels,
         )
-        sources = command.Prompts(num_builtin=num_prompts, max_tokens=max_tokens, file=prompts)
-        report = command.audit_checkpoint(config, sources, seed=seed)
+        sources = checkpoint.Prompts(num_builtin=num_prompts, max_tokens=max_tokens, file=prompts)
+        report = checkpoint.audit_checkpoint(config, sources, seed=seed)
         raise typer.Exit(command.finish(report, json_file, html_file))
 
 

@@ -1,6 +1,8 @@
 """`samebit audit` as a command: its exit statuses and files."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -64,6 +66,7 @@ def test_the_exit_status_of_an_audit_of_a_server(fake, status, tmp_path):
         (["nano", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         (["nano", "--num-prompts", "0"], "num_prompts=0"),
         (["nano", "--kernels", "magic"], "magic"),
+        (["nano", "--json", "no/where.json"], "no/where.json"),
         (["nano", "--max-tokens", "100000"], "max_tokens=100000"),
     ],
     ids=str,
@@ -73,6 +76,11 @@ def test_an_audit_that_cannot_run_says_so_with_status_2(arguments, text):
     assert done.returncode == 2
     assert text in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_audit_of_a_server_loads_no_torch():
+    script = "import sys, samebit.audit.command; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def test_a_recorded_run_is_played(tmp_path):
