@@ -117,8 +117,17 @@ class World:
             self.do(Add(request_id=name, prompt=prompt[:room], sample_index=i, params=params, **given))
         return names
 
+    def check_hits(self) -> None:
+        """What came from the cache is the beginning of another request of the same tenant."""
+        added = [operation for operation in self.script.operations if isinstance(operation, Add)]
+        texts = {a.request_id: [*a.prompt, *self.player.answers[a.request_id].token_ids] for a in added}
+        for mine in added:
+            count = self.player.num_cached.get(mine.request_id, 0)
+            others = [texts[a.request_id] for a in added if a is not mine and a.salt == mine.salt]
+            assert not count or mine.prompt[:count] in [text[:count] for text in others], mine
+
     def check_cache(self) -> None:
-        """What is published has not changed since; nothing else is held by an idle engine."""
+        """What is published has not changed since."""
         if not self.player.num_damages:
             for checkpoint in self.engine.manager.tree.checkpoints:
                 check_bytes(self.engine, self.config, checkpoint)
@@ -169,6 +178,13 @@ class EngineMachine(RuleBasedStateMachine):
         """A prompt that leaves the shared text somewhere."""
         self.world.add(SHARED[:shared] + own, **request)
 
+    @rule(length=st.integers(4, 24), place=st.integers(0, 23), token=st.integers(0, VOCAB - 1), **REQUESTS)
+    def change_a_token(self, length, place, token, **request):
+        """The shared text but for one token."""
+        prompt = SHARED[:length]
+        prompt[place % length] = token
+        self.world.add(prompt, **request)
+
     @rule(n=st.integers(2, 6), length=st.integers(1, 24), **REQUESTS)
     def samples(self, n, length, **request):
         """Several samples of one prompt, all at once."""
@@ -206,8 +222,10 @@ class EngineMachine(RuleBasedStateMachine):
     def drain(self):
         self.world.do(Drain())
         self.world.check_cache()
+        self.world.check_hits()
 
     def teardown(self):
         if hasattr(self, "world"):
             self.world.do(Drain())
+            self.world.check_hits()
             self.world.check_empty()

@@ -31,6 +31,7 @@ def test_a_long_busy_run_is_exact(layout, kernel_kind):
         match rng.choices(["arrive", "step", "abort", "evict"], [25, 70, 4, 1])[0]:
             case "arrive" if len(live) < 12:
                 prompt = SHARED[: rng.randint(0, 24)] + rng.choices(range(VOCAB), k=rng.randint(1, 8))
+                prompt[rng.randrange(len(prompt))] = rng.choice([prompt[0], rng.randrange(VOCAB)])
                 params = {"max_tokens": rng.randint(1, 8), "temperature": rng.choice([0.0, 1.0]), "logprobs": 2}
                 world.add(prompt, n=rng.choice([1, 1, 3]), params=params, salt=rng.choice(["", "", "tenant"]))
             case "abort" if live:
@@ -41,6 +42,7 @@ def test_a_long_busy_run_is_exact(layout, kernel_kind):
                 world.do(Step(2))
     world.do(Drain())
     world.check_cache()
+    world.check_hits()
     world.check_empty()
     # The run must have been worth it: every kind of event, many times.
     counters = world.engine.scheduler.counters

@@ -145,7 +145,8 @@ class DifferenceError(SamebitError):
 class Player:
     """Applies operations to an engine and compares every answer with `oracle`'s as it comes.
 
-    `after_step` is called with the engine between steps. Raises DifferenceError, or AssertionError where an id is not
+    `after_step` is called with the engine between steps. `answers` are what each request has got, `num_cached` what each
+    that has ended took from the cache. Raises DifferenceError, or AssertionError where an id is not
     accounted for.
     """
 
@@ -154,9 +155,15 @@ class Player:
     ) -> None:
         self.engine = engine
         self.answers: dict[str, Answer] = {}
-        self.num_steps = self.num_hits = self.num_damages = 0
+        self.num_cached: dict[str, int] = {}
+        self.num_steps = self.num_damages = 0
         self._oracle, self._after_step = oracle, after_step
         self._wanted: dict[str, Answer] = {}
+
+    @property
+    def num_hits(self) -> int:
+        """Requests that ended and began with a prefix from the cache."""
+        return sum(num_tokens > 0 for num_tokens in self.num_cached.values())
 
     @property
     def live(self) -> list[str]:
@@ -210,7 +217,7 @@ class Player:
             raise DifferenceError(f"{name}, step {self.num_steps}: {difference}")
         if output.finish_reason is not None:
             del self._wanted[name]
-            self.num_hits += output.num_cached_tokens > 0
+            self.num_cached[name] = output.num_cached_tokens
 
     def _damage(self, operation: Damage) -> None:
         checkpoints, pools = self.engine.manager.tree.checkpoints, self.engine.pools
