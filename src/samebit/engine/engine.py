@@ -63,7 +63,7 @@ class Engine:
             profile=profile,
             memory={
                 "parameters": model.num_parameters,
-                "state_bytes": pools.num_bytes,
+                "state_bytes": geometry.num_bytes,
                 "checkpoints": geometry.num_snapshots,
                 "slots": geometry.num_slots,
                 "page_size": geometry.page_size,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+import psutil
+
 from samebit.core.config import EngineConfig
 from samebit.core.errors import ConfigError
 from samebit.state.layout import PageGroup, StateGeometry, StateLayout
@@ -40,7 +42,20 @@ def size_pools(config: EngineConfig, layout: StateLayout, model_max_length: int)
         num_pages=num_pages,
         max_length=length,
     )
+    _check_memory(geometry)
     return geometry, length
+
+
+def _check_memory(geometry: StateGeometry) -> None:
+    """Refuse pools that this machine cannot hold, and say what makes them large."""
+    available = psutil.virtual_memory().available
+    if geometry.num_bytes > available:
+        raise ConfigError(
+            f"the pools need {geometry.num_bytes / 1e9:.1f} GB and {available / 1e9:.1f} GB are available: "
+            f"{geometry.num_slots} sequences (max_num_seqs), pages {geometry.num_pages} of {geometry.page_size} tokens "
+            f"(num_pages, num_window_pages, max_num_batched_tokens), {geometry.num_snapshots} checkpoints "
+            f"(num_checkpoints), {geometry.max_length} tokens a request (max_model_len); cache_bytes lowers the defaults"
+        )
 
 
 def _page_bytes(layout: StateLayout, group: PageGroup, page_size: int) -> int:

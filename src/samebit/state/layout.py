@@ -95,6 +95,19 @@ class StateGeometry(msgspec.Struct, frozen=True, kw_only=True):
         """Conv rows in each stream's pool, the two reserved ones included."""
         return _FIRST_ROW + self.num_slots * self.ring_length + self.num_snapshots * self.layout.history
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all pools and slot tables, once every page and row is in use."""
+        layout = self.layout
+        per_page = [self.page_size * 2 * sum(kv.num_kv_heads * kv.head_dim for kv in g.layers) for g in layout.groups]
+        pages = sum(size * (count + 1) for size, count in zip(per_page, self.num_pages, strict=True))
+        rows = self.num_rows * sum(stream.width for stream in layout.streams)
+        tags = self.num_rows * len(layout.streams) + sum(
+            (count + 1) * len(group.layers) for group, count in zip(layout.groups, self.num_pages, strict=True)
+        )
+        tables = (self.num_slots + 1) * (self.ring_length + 2 * self.pages_per_sequence * len(layout.groups))
+        return (pages + rows) * layout.element_bytes + 8 * (tags + tables)
+
     def ring_base(self, slot: SlotId | int) -> int:
         """First row of a slot's ring; position p lives in row `ring_base + p mod ring_length`."""
         return _FIRST_ROW + (slot - 1) * self.ring_length

@@ -64,7 +64,7 @@ class StatePools:
         rows = (geometry.num_rows,)
         self.row_tags = torch.zeros(len(layout.streams), *rows, dtype=torch.int64, device=device)
         self.conv = tuple(
-            ConvPool(torch.zeros(*rows, stream.width, dtype=self._dtype, device=device), self.row_tags[i])
+            ConvPool(torch.empty(*rows, stream.width, dtype=self._dtype, device=device), self.row_tags[i])
             for i, stream in enumerate(layout.streams)
         )
         self.page_tags = tuple(
@@ -75,15 +75,11 @@ class StatePools:
             tuple(self._kv_pool(g, i, device) for i in range(len(group.layers)))
             for g, group in enumerate(layout.groups)
         )
+        for conv in self.conv:
+            conv.rows[ZERO_ROW] = 0
         self.tables = self._slot_tables(device)
         if poison:
             self._fill_with_poison()
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of K, V and conv rows."""
-        tensors = [t for group in self.kv for pool in group for t in (pool.k, pool.v)]
-        return sum(t.nbytes for t in (*tensors, *(pool.rows for pool in self.conv)))
 
     def wipe(self, retired: RetiredIds) -> None:
         """Overwrite freed memory with NaN (integers: a word nobody writes) and a tag nobody uses, if poison is on."""
@@ -104,7 +100,8 @@ class StatePools:
     def _kv_pool(self, group: int, index: int, device: torch.device) -> KvPool:
         layer = self.geometry.layout.groups[group].layers[index]
         shape = (self.geometry.num_pages[group] + 1, layer.num_kv_heads, self.geometry.page_size, layer.head_dim)
-        k, v = (torch.zeros(shape, dtype=self._dtype, device=device) for _ in range(2))
+        # Nothing reads a row before it is written, so a page costs no memory until it is used.
+        k, v = (torch.empty(shape, dtype=self._dtype, device=device) for _ in range(2))
         return KvPool(k, v, self.page_tags[group][index])
 
     def _slot_tables(self, device: torch.device) -> SlotTables:

@@ -64,8 +64,9 @@ def _compiler() -> tuple[str, str]:
         if path is None:
             continue
         found = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)  # noqa: S603  a compiler found on PATH
-        if found.returncode == 0:
-            return path, found.stdout.splitlines()[0].strip()
+        version = found.stdout.strip()
+        if found.returncode == 0 and version:
+            return path, version.splitlines()[0]
     raise NativeUnavailableError("no C compiler found (looked for cc, gcc and clang)")
 
 
@@ -106,10 +107,18 @@ def load_library(isa: str) -> NativeLibrary:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     build = digest.hexdigest()[:16]
     target = _cache_folder(build) / "kernels.so"
-    if not target.exists():
+    functions = _load(target)
+    if functions is None:
         _compile(compiler, flags, target)
-    try:
-        functions = ctypes.CDLL(str(target))
-    except OSError as error:
-        raise NativeUnavailableError(f"cannot load {target}: {error}") from error
+        functions = _load(target)
+    if functions is None:
+        raise NativeUnavailableError(f"cannot load {target}, although it has just been compiled")
     return NativeLibrary(functions, isa, build, version)
+
+
+def _load(path: Path) -> ctypes.CDLL | None:
+    """The library, or None if it is not there or damaged."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:
+        return None

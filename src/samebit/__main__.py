@@ -1,0 +1,5 @@
+"""`python -m samebit`: the command line."""
+
+from samebit.cli import app
+
+app()
