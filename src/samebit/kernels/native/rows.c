@@ -2,7 +2,7 @@
 #include "simd.h"
 
 #define ROW_CHUNK 32
-#define HANDOVER_WORK 200000  // below some 40 us, waking a helper costs more than it gives
+#define HANDOVER_WORK 200000  // below some 40 us: rows come from the caller's cache and go back there
 #define CHANNEL_CHUNK (4 * VL)
 
 typedef struct { const float *x, *gain; float *y; long T, groups, C, stride; float eps; } norm_t;
