@@ -18,11 +18,11 @@ def small_model(tmp_path_factory):
 def audit_small(small_model):
     """Audit the small model with an engine of the caller's making, in the scenarios that are named."""
 
-    def run(*names, **fields):
+    def run(*names, page_size=4, **fields):
         config = EngineConfig(
             model=small_model,
             num_threads=1,
-            page_size=4,
+            page_size=page_size,
             max_num_seqs=8,
             num_pages=200,
             num_window_pages=200,

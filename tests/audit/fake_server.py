@@ -133,6 +133,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         fake = self.fake
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        fake.bodies.append(body)
         if fake.key and self.headers["Authorization"] != f"Bearer {fake.key}":
             return self.reply(401, {"error": {"message": "who are you"}})
         with fake.lock:
@@ -140,7 +141,6 @@ class Handler(BaseHTTPRequestHandler):
             fake.open.append(has_company)
             for visit in fake.open if len(fake.open) > 1 else ():
                 visit.set()
-            fake.bodies.append(body)
             fake.times.append(time.monotonic())
             fake.busy -= 1
             is_busy = fake.busy >= 0

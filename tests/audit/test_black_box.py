@@ -143,10 +143,24 @@ def test_the_key_is_sent_and_not_shown():
     assert "sesame" not in str(report)
 
 
+def test_a_server_that_wants_a_key_is_asked_once():
+    fake = FakeServer(key="sesame")
+    with pytest.raises(ConfigError, match="401"):
+        audit(fake)
+    assert len(fake.bodies) == 1
+
+
+def test_a_salt_makes_later_turns_cold_where_there_is_one():
+    for lacks, num_salts in (((), 3), (("cache_salt",), 0)):
+        fake = FakeServer(lacks=lacks)
+        audit(fake, names=["shared prefix"])
+        salts = [body["cache_salt"] for body in fake.bodies[10:] if "cache_salt" in body]
+        assert len(salts) == len(set(salts)) == 2 * num_salts
+
+
 @pytest.mark.parametrize(
     ("fake", "fields"),
     [
-        (FakeServer(key="sesame"), {}),
         (FakeServer(lacks={"completions", "chat"}), {}),
         (FakeServer(lacks={"completions", "chat"}), {"model": "other"}),
     ],

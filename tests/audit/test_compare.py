@@ -106,10 +106,18 @@ def test_the_lowest_position_comes_first_and_a_token_before_the_state_that_it_ma
     assert compare("r", reference, record("1", 1.0, "'b'")).first.component == "text"
 
 
+def test_the_lowest_of_several_rows_comes_first():
+    reference = make_reference(a_record(state=[StatePart("layers.0", "k", [5, 2, 9], torch.ones(3, 1))]))
+    changed = a_record(state=[StatePart("layers.0", "k", [9, 5, 2], torch.tensor([[2.0], [1.0], [3.0]]))])
+    comparison = compare("r", reference, changed)
+    assert comparison.counts.mismatches == 2
+    assert (comparison.first.position, comparison.first.observed) == (2, spell(3.0))
+
+
 def test_state_without_a_reference_is_not_counted_as_equal():
-    known = StatePart("layers.0", "k", [0, 1], torch.ones(2, 1))
-    other = StatePart("layers.0", "k", [1, 7], torch.ones(2, 1))
+    known = StatePart("layers.0", "k", [0, 1, 4], torch.ones(3, 1))
+    other = StatePart("layers.0", "k", [1, 7, 3], torch.ones(3, 1))
     comparison = compare("r", make_reference(a_record(state=[known])), a_record(state=[other]))
-    assert (comparison.counts.state_rows, comparison.num_unknown) == (1, 1)
+    assert (comparison.counts.state_rows, comparison.num_unknown) == (1, 2)
     foreign = StatePart("layers.9", "k", [0], torch.ones(1, 1))
     assert compare("r", make_reference(a_record(state=[known])), a_record(state=[foreign])).num_unknown == 1

@@ -55,8 +55,29 @@ class FlipsOneKey(Sabotaged):
 
     def spoil(self, outputs):
         for checkpoint in self.new_checkpoints():
-            number = self.pools.kv[1][0].k[checkpoint.node.page, 1, 3, 5]
+            number = self.pools.kv[1][0].k[checkpoint.node.page, 1, 2, 5]
             number.copy_(torch.nextafter(number, torch.tensor(0.0)))
+        return outputs
+
+
+class SpoilsSiblings(Sabotaged):
+    """The first key of what siblings have published, which the audited requests then resume from."""
+
+    def spoil(self, outputs):
+        for checkpoint in self.new_checkpoints():
+            if any("siblings" in output.request_id for output in outputs):
+                first_page = [*checkpoint.node.lineage()][-2].page
+                self.pools.kv[1][0].k[first_page, 0, 0, 0] += 1
+        return outputs
+
+
+class MixesNamespaces(Sabotaged):
+    """Every request shares one cache."""
+
+    def add(self, request):
+        super().add(request if self.is_sound else msgspec.structs.replace(request, cache_salt=""))
+
+    def spoil(self, outputs):
         return outputs
 
 
@@ -133,8 +154,25 @@ def test_a_flipped_bit_of_a_key_is_named(audit_small):
     report = audit_small(COLD, make_engine=FlipsOneKey)
     first = report.first_difference
     assert (first.layer, first.component, first.element) == ("full #0", "k", 21)
-    assert first.position % 4 == 3
+    assert first.position % 4 == 2
     assert first.expected != first.observed
+
+
+def test_damage_that_a_hit_brings_along_is_found_in_the_state(audit_small):
+    first = audit_small(HIT, make_engine=SpoilsSiblings).first_difference
+    assert (first.layer, first.component, first.position, first.element) == ("full #0", "k", 0, 0)
+
+
+def test_prompts_with_scored_tokens_are_hits_too(sound):
+    hit = next(result for result in sound.scenarios if result.name == HIT)
+    assert hit.cells[5].request == "builtin 5: 19 tokens"
+    assert hit.cells[5].positions == 2 * (14 + 8)
+    assert hit.cells[5].hits == 2
+
+
+def test_pages_shorter_than_the_history_of_a_convolution_are_audited(audit_small):
+    report = audit_small(COLD, HIT, page_size=2)
+    assert (report.status, report.mismatches) == (0, 0)
 
 
 def test_an_answer_that_depends_on_the_batch_is_found_in_the_batch_only(audit_small):
@@ -151,6 +189,7 @@ def test_an_answer_that_depends_on_the_batch_is_found_in_the_batch_only(audit_sm
     [
         (HIT, forced(enable_prefix_caching=False), "no request was a cache hit"),
         (COLD, forced(enable_prefix_caching=False), "no state was published"),
+        (COLD, MixesNamespaces, "requests that had to be cold were cache hits"),
         (PREEMPTED, forced(schedule=Schedule()), "no request was preempted"),
         (BATCH, forced(max_num_seqs=1), "no step served two requests"),
         ("off/solo/7/eager", forced(schedule=Schedule()), "no prompt was cut into chunks"),
