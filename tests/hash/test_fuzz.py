@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import settings as hypothesis_settings
 
-from samebit.audit.replay import Abort, Drain, Evict, Step
+from samebit.audit.replay import Abort, Damage, Drain, Evict, Step
 from tests.hash.fuzzer import LAYOUTS, SHARED, VOCAB, EngineMachine, World
 
 TestAnyHistory = EngineMachine.TestCase
@@ -21,32 +21,53 @@ class TestLongHistories(EngineMachine.TestCase):
 
 @pytest.mark.parametrize("layout", range(len(LAYOUTS)))
 def test_a_long_busy_run_is_exact(layout, kernel_kind):
-    rng = random.Random(layout)
-    schedule = {"seed": 5, "preempt_percent": 8, "chunk_sizes": (7, 3, 16), "pad_rows": 1, "shuffle_rows": True}
-    pools = {"max_num_seqs": 4, "num_checkpoints": 6, "num_pages": 14, "num_window_pages": 20}
-    settings = {"schedule": schedule, "max_num_batched_tokens": 16, "checkpoint_interval": 8, "kernels": kernel_kind}
-    world = World(*LAYOUTS[layout], **pools, **settings)
-    for _ in range(500):
-        live = world.player.live
-        match rng.choices(["arrive", "step", "abort", "evict"], [25, 70, 4, 1])[0]:
-            case "arrive" if len(live) < 12:
-                prompt = SHARED[: rng.randint(0, 24)] + rng.choices(range(VOCAB), k=rng.randint(1, 8))
-                prompt[rng.randrange(len(prompt))] = rng.choice([prompt[0], rng.randrange(VOCAB)])
-                params = {"max_tokens": rng.randint(1, 8), "temperature": rng.choice([0.0, 1.0]), "logprobs": 2}
-                world.add(prompt, n=rng.choice([1, 1, 3]), params=params, salt=rng.choice(["", "", "tenant"]))
-            case "abort" if live:
-                world.do(Abort(rng.choice(live)))
-            case "evict":
-                world.do(Evict())
-            case _:
-                world.do(Step(2))
-    world.do(Drain())
-    world.check_cache()
-    world.check_hits()
-    world.check_empty()
+    world = busy_world(layout, kernel_kind)
+    keep_busy(world, random.Random(layout), 500)
     # The run must have been worth it: every kind of event, many times.
     counters = world.engine.scheduler.counters
     assert counters.num_preemptions > 20
     assert counters.num_published > 100
     assert world.engine.manager.num_evicted_tokens > 100
     assert world.player.num_hits > 10
+
+
+@pytest.mark.parametrize("layout", [0, 3])
+def test_nobody_believes_a_damaged_cache(layout, kernel_kind):
+    world = busy_world(layout, kernel_kind)
+    keep_busy(world, random.Random(layout), 300, damage=15)
+    assert world.player.num_damages > 10
+    assert world.engine.scheduler.counters.num_damaged_resumes > 3
+    assert world.player.num_hits > 5
+
+
+def busy_world(layout: int, kernels: str) -> World:
+    schedule = {"seed": 5, "preempt_percent": 8, "chunk_sizes": (7, 3, 16), "pad_rows": 1, "shuffle_rows": True}
+    pools = {"max_num_seqs": 4, "num_checkpoints": 6, "num_pages": 14, "num_window_pages": 20}
+    settings = {"schedule": schedule, "max_num_batched_tokens": 16, "checkpoint_interval": 8, "kernels": kernels}
+    return World(*LAYOUTS[layout], **pools, **settings)
+
+
+def keep_busy(world: World, rng: random.Random, times: int, *, damage: int = 0) -> None:
+    """Random operations, then silence; `damage` is how often a checkpoint loses a row, in about a hundred."""
+    kinds, weights = ("arrive", "step", "abort", "evict", "damage"), (25, 70, 4, 1, damage)
+    for kind in rng.choices(kinds, weights, k=times):
+        live = world.player.live
+        match kind:
+            case "arrive" if len(live) < 12:
+                prompt = SHARED[: rng.randint(0, 24)] + rng.choices(range(VOCAB), k=rng.randint(1, 8))
+                prompt[rng.randrange(len(prompt))] = rng.choice([prompt[0], rng.randrange(VOCAB)])
+                params = {"max_tokens": rng.randint(1, 8), "temperature": rng.choice([0.0, 1.0]), "logprobs": 2}
+                salt = rng.choice(["", "", "", "tenant", f"tenant {rng.randrange(40)}"])
+                world.add(prompt, n=rng.choice([1, 1, 3]), params=params, salt=salt)
+            case "abort" if live:
+                world.do(Abort(rng.choice(live)))
+            case "evict":
+                world.do(Evict())
+            case "damage":
+                world.do(Damage(rng.randrange(16), rng.randrange(8), rng.randrange(6)))
+            case _:
+                world.do(Step(2))
+    world.do(Drain())
+    world.check_cache()
+    world.check_hits()
+    world.check_empty()
