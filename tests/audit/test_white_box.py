@@ -211,6 +211,16 @@ def test_a_reference_with_too_small_a_cache_does_not_pass_for_a_proof(audit_smal
     assert any("have no reference" in problem for problem in report.problems)
 
 
+def test_answers_that_are_all_the_same_error_prove_nothing(audit_small):
+    class Fails(Engine):
+        def step(self):
+            return [msgspec.structs.replace(o, error="broken", finish_reason="error") for o in super().step()]
+
+    report = audit_small("off/solo/whole/eager", make_engine=Fails)
+    assert (report.mismatches, report.status) == (0, 1)
+    assert "failed: 'broken'" in report.problems[0]
+
+
 def test_scenarios_are_every_combination_once():
     found = all_scenarios()
     assert len({scenario.name for scenario in found}) == len(found) == 27

@@ -18,6 +18,7 @@ from samebit.workloads import document, edge_lengths, spread
 NUM_TOP = 5
 _LONGEST = 1024
 _SCORED = 8
+_SPARE = 8
 _SAMPLING = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.8),
@@ -98,13 +99,14 @@ def sibling(prompt: AuditPrompt, page_size: int) -> AuditPrompt:
     cut = len(prompt.token_ids) * 2 // 3
     if cut % page_size == 0 and cut > page_size:
         cut -= page_size // 2
-    tail = [token_id ^ 1 for token_id in prompt.token_ids[cut : cut + page_size]]
+    tail = [token_id - 1 if token_id else 1 for token_id in prompt.token_ids[cut : cut + page_size]]
     params = SamplingParams(max_tokens=1, temperature=0.0)
     return prompt._replace(token_ids=prompt.token_ids[:cut] + tail, params=params, prompt_logprobs_start=1)
 
 
 def _tokens(engine: Engine, seed: int, length: int) -> list[int]:
-    num_chars = 4 * length
-    while len(tokens := engine.tokenizer.encode(document(seed, num_chars), allow_special=False)) < length:
+    """The first tokens of a document. Those at its end may be cut from longer ones, so a few more are made than taken."""
+    num_chars = 64
+    while len(tokens := engine.tokenizer.encode(document(seed, num_chars), allow_special=False)) < length + _SPARE:
         num_chars *= 2
     return list(tokens[:length])

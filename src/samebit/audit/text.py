@@ -35,7 +35,9 @@ def describe(difference: Difference) -> str:
 
 
 def _print_white_box(report: WhiteBoxReport, console: Console) -> None:
-    table = Table("scenario", "observations", "differ", "hits", "preempted", "batched", "runs", box=None)
+    table = Table(
+        "scenario", "observations", "differ", "hits", "preempted", "batched", "runs", box=None, pad_edge=False
+    )
     for column in table.columns:
         column.no_wrap = True
         column.justify = "left" if column is table.columns[0] else "right"

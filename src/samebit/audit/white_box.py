@@ -62,6 +62,9 @@ def audit_model(
                 on_scenario(results[-1], len(wanted))
         del engine
     problems = [f"{result.name}: {problem}" for result in results for problem in result.problems]
+    for prompt, reference in zip(prompts, references, strict=True):
+        if (error := reference.values[WHOLE_ANSWER, "error"].text) != repr(None):
+            problems.append(f"reference: request {prompt.name!r} failed: {error}")
     counts = sum((result.counts for result in results), Counts())
     if not counts.observations:
         problems.append("nothing was compared")
