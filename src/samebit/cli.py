@@ -1,4 +1,4 @@
-"""The command line: serve, generate, chat, audit. Knows flags and files; each command loads what it needs when it runs."""
+"""The command line: serve, generate, chat, audit, bench. Knows flags and files; each command loads what it needs when it runs."""
 
 import contextlib
 import importlib.metadata
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samebit.core.errors import ConfigError, SamebitError
+from samebit.core.errors import SamebitError
 
 if TYPE_CHECKING:
     from samebit.core.config import EngineConfig
@@ -24,6 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+bench = typer.Typer(no_args_is_help=True, help="Measure an engine.")
+app.add_typer(bench, name="bench")
+
 # Flags that several commands share. The names are those of vLLM and sglang where they have one.
 Model = Annotated[str, typer.Argument(help="nano (bundled), a folder, or a Hugging Face org/name.")]
 MaxModelLen = Annotated[
@@ -33,6 +36,7 @@ MaxNumSeqs = Annotated[int | None, typer.Option("--max-num-seqs", help="Most req
 MaxNumBatchedTokens = Annotated[int | None, typer.Option("--max-num-batched-tokens", help="Most tokens of a step.")]
 NumThreads = Annotated[int | None, typer.Option("--num-threads", help="CPU threads for the model.")]
 Kernels = Annotated[str | None, typer.Option("--kernels", help="native, torch or auto.")]
+Graph = Annotated[str | None, typer.Option("--graph", help="eager, or trace: record each step once, then replay.")]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Most tokens of an answer.")]
 Temperature = Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")]
 TopP = Annotated[float | None, typer.Option("--top-p")]
@@ -46,6 +50,10 @@ CheckpointInterval = Annotated[
     int | None, typer.Option("--checkpoint-interval", help="Tokens between prefix-cache checkpoints.")
 ]
 NumPages = Annotated[int | None, typer.Option("--num-pages", help="Full-attention pages (default: what fits).")]
+NumWindowPages = Annotated[
+    int | None, typer.Option("--num-window-pages", help="Sliding-window pages (default: what fits).")
+]
+NumCheckpoints = Annotated[int | None, typer.Option("--num-checkpoints", help="Prefix-cache checkpoints.")]
 CacheBytes = Annotated[int | None, typer.Option("--cache-bytes", help="Memory for pages and checkpoints.")]
 PrefixCaching = Annotated[
     bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Reuse common prefixes.")
@@ -91,10 +99,13 @@ def serve(
     page_size: PageSize = None,
     checkpoint_interval: CheckpointInterval = None,
     num_pages: NumPages = None,
+    num_window_pages: NumWindowPages = None,
+    num_checkpoints: NumCheckpoints = None,
     cache_bytes: CacheBytes = None,
     enable_prefix_caching: PrefixCaching = True,
     num_threads: NumThreads = None,
     kernels: Kernels = None,
+    graph: Graph = None,
     seed: SeedStream = None,
     shutdown_timeout: ShutdownTimeout = 30.0,
     max_queued_requests: MaxQueued = 512,
@@ -117,10 +128,13 @@ def serve(
             page_size=page_size,
             checkpoint_interval=checkpoint_interval,
             num_pages=num_pages,
+            num_window_pages=num_window_pages,
+            num_checkpoints=num_checkpoints,
             cache_bytes=cache_bytes,
             enable_prefix_caching=enable_prefix_caching,
             num_threads=num_serving_threads() if num_threads is None else num_threads,
             kernels=kernels,
+            graph=graph,
         )
         options = ServeOptions(
             host=host,
@@ -276,6 +290,23 @@ def audit(
         raise typer.Exit(command.finish(report, json_file, html_file))
 
 
+@bench.command()
+def recall(
+    model: Model = "nano",
+    num_problems: Annotated[int, typer.Option("--problems", help="Dialogues of 40 turns each.", min=1)] = 70,
+    num_threads: NumThreads = None,
+    kernels: Kernels = None,
+) -> None:
+    """Ask for facts late in long dialogues, with and without the prefix cache; the answers must not differ."""
+    from samebit.bench import recall as arms  # noqa: PLC0415 - loads torch
+
+    with _plain_errors():
+        settings = _given(num_threads=num_threads, kernels=kernels)
+        scores = arms.compare_cache(model, num_problems, settings)
+    typer.echo(arms.table(scores))
+    raise typer.Exit(int(scores[1].num_changed(scores[0]) > 0))
+
+
 def _show_answer(conversation: "Conversation", text: str) -> None:
     """Print an answer as it comes. Ctrl-C breaks it off; a message that is refused is no reason to leave."""
     try:
@@ -299,14 +330,9 @@ def _read_line(prompt: str) -> str | None:
 
 
 def _config(**settings: Any) -> "EngineConfig":  # Any: checked field by field below
-    import msgspec  # noqa: PLC0415 - keeps help quick
+    from samebit.core.config import parse_settings  # noqa: PLC0415 - keeps help quick
 
-    from samebit.core.config import EngineConfig  # noqa: PLC0415 - keeps help quick
-
-    try:
-        config = msgspec.convert(_given(**settings), EngineConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"engine settings: {error}") from error
+    config = parse_settings(_given(**settings))
     config.validate()
     return config
 

@@ -24,6 +24,7 @@ from samebit.engine.chat_template import load_chat_template
 from samebit.engine.engine import Engine
 from samebit.engine.model_source import read_generation_defaults, resolve_model
 from samebit.engine.progress import TokenProgress
+from samebit.engine.tokenizer import Tokenizer
 
 Prompt = str | list[int]
 Message = dict[str, Any]  # Any: the JSON of a chat message
@@ -59,6 +60,14 @@ class LLM:
     def info(self) -> EngineInfo:
         """Model, limits, fingerprint and numerics profile."""
         return self._engine.info
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer."""
+        return self._tokenizer
+
+    def stats(self) -> dict[str, float]:
+        """Requests, use of every pool from 0 to 1, and totals of tokens, preemptions and checkpoints."""
+        return self._engine.stats()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """SamplingParams with what the checkpoint's generation config recommends."""

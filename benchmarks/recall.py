@@ -1,0 +1,149 @@
+"""The forgetful-agent table with three broken builds beside the correct ones.
+
+    python -m benchmarks.recall --problems 70 --output benchmarks/results/recall.json
+
+The faults are those of a prefix cache that was shipped without its convolution state (sglang PR #34043), put into this engine
+from outside, its acknowledgement switched off: (1) checkpoints are published but never written, (2) they are written in a
+size's first, recorded step only, (3) padding entries keep the values of the step before and write over checkpoints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from samebit import LLM
+from samebit.bench.recall import SETTINGS, Score, make_problems, run_arm, table
+from samebit.core.plan import NO_SNAPSHOT, BatchPlan, CheckpointEntry, StepOutput
+from samebit.inputs import Bucket
+
+
+class Trusting:
+    """A runner that reports every write as acknowledged, as an engine without tags would."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._runner: Any = llm._engine._runner
+        self._pools: Any = self._runner._pools
+
+    def execute(self, plan: BatchPlan) -> StepOutput:
+        """Run the step, and believe it."""
+        output = self._runner.execute(plan)
+        count = len(plan.entries)
+        return msgspec.structs.replace(
+            output,
+            rows_intact=[True] * len(plan.rows),
+            pages_intact=[True] * count,
+            rows_written=[True] * count,
+        )
+
+    def zero(self, entries: list[CheckpointEntry]) -> None:
+        """Leave the convolution rows of these checkpoints as a fresh, zeroed slot has them."""
+        geometry = self._pools.geometry
+        for entry in entries:
+            if entry.snapshot != NO_SNAPSHOT:
+                first = geometry.snapshot_base(entry.snapshot)
+                for conv in self._pools.conv:
+                    conv.rows[first : first + geometry.layout.history] = 0
+
+
+class NeverWritten(Trusting):
+    """Tracking is switched off by a setting that has nothing to do with it; checkpoints are published all the same."""
+
+    def execute(self, plan: BatchPlan) -> StepOutput:
+        output = super().execute(plan)
+        self.zero(plan.entries)
+        return output
+
+
+class LostAtCapture(Trusting):
+    """A Python `if` is false when a graph is captured: the copy runs in the warm-up step and in no replay."""
+
+    def __init__(self, llm: LLM) -> None:
+        super().__init__(llm)
+        self._captured: set[int] = set()
+
+    def execute(self, plan: BatchPlan) -> StepOutput:
+        output = super().execute(plan)
+        num_tokens = Bucket.of(plan).rounded_up().tokens
+        if num_tokens in self._captured:
+            self.zero(plan.entries)
+        self._captured.add(num_tokens)
+        return output
+
+
+class StalePadding(Trusting):
+    """Padding rows of the static buffers keep old values: old entries are written again, from whoever has their row now."""
+
+    def __init__(self, llm: LLM) -> None:
+        super().__init__(llm)
+        self._buffers: dict[int, list[CheckpointEntry]] = {}
+
+    def execute(self, plan: BatchPlan) -> StepOutput:
+        size = 1 << max(len(plan.entries) - 1, 0).bit_length()
+        before = self._buffers.get(size, [])
+        held = [*plan.entries, *before[len(plan.entries) :]]
+        self._buffers[size] = held
+        stale = [_moved_on(entry, plan) for entry in held[len(plan.entries) :] if entry.row < len(plan.rows)]
+        output = super().execute(msgspec.structs.replace(plan, entries=[*plan.entries, *stale]))
+        count = len(plan.entries)
+        return msgspec.structs.replace(
+            output,
+            rows_intact=[True] * len(plan.rows),
+            pages_intact=[True] * count,
+            rows_written=[True] * count,
+        )
+
+
+def _moved_on(entry: CheckpointEntry, plan: BatchPlan) -> CheckpointEntry:
+    """An old destination, filled with what the row in that place has now."""
+    row = plan.rows[entry.row]
+    return CheckpointEntry(entry.row, row.start + row.num_tokens, entry.snapshot, entry.tag)
+
+
+MUTANTS = {"never written": NeverWritten, "lost at capture": LostAtCapture, "stale padding": StalePadding}
+
+
+def main() -> None:
+    """Read the arguments, run all arms, print the table and store the record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="nano")
+    parser.add_argument("--problems", type=int, default=70)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    settings = {**SETTINGS, "num_threads": args.threads}
+    scores: list[Score] = []
+    problems = None
+    for name, caching in (("cache on", True), ("cache off", False), *((name, True) for name in MUTANTS)):
+        llm = LLM(args.model, enable_prefix_caching=caching, **settings)
+        problems = problems or make_problems(llm, args.problems)
+        if name in MUTANTS:
+            llm._engine._runner = MUTANTS[name](llm)
+        scores.append(run_arm(llm, problems, name))
+        print(table(scores[-1:]).splitlines()[-1], flush=True)
+    print(table(scores))
+    if args.output is not None:
+        record = {
+            "fingerprint": llm.info.system_fingerprint,
+            "profile": llm.info.profile,
+            "arms": [
+                {
+                    "name": score.name,
+                    "percent_right": round(score.percent_right, 2),
+                    "solved": score.num_solved,
+                    "changed": score.num_changed(scores[0]),
+                    "hits": score.num_hits,
+                    "turns": score.num_turns,
+                }
+                for score in scores
+            ],
+        }
+        args.output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
