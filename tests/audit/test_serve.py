@@ -1,0 +1,18 @@
+"""The black-box audit of our own server: every promise is checkable, and holds."""
+
+from samebit.audit.battery import PROMISES
+from samebit.audit.black_box import audit_server
+from samebit.audit.http import Limits
+from tests.server.driver import COMMAND, running
+
+
+def test_our_server_keeps_every_promise(tmp_path, kernel_kind):
+    flags = ["--num-threads", "1", "--port", "0", "--cache-bytes", "200000000", "--kernels", kernel_kind]
+    with running([COMMAND, "serve", "nano", *flags], tmp_path / "log") as server:
+        url = server.wait_ready().base_url
+        promises = [promise._replace(num_rounds=1) for promise in PROMISES]
+        report = audit_server(url, limits=Limits(rate=1000), promises=promises)
+    assert {check.name: check.verdict for check in report.checks} == {name.name: "holds" for name in PROMISES}
+    assert all(report.abilities.values())
+    assert report.system_fingerprint.startswith("fp_")
+    assert report.status == 0
