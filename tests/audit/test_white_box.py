@@ -221,6 +221,22 @@ def test_answers_that_are_all_the_same_error_prove_nothing(audit_small):
     assert "failed: 'broken'" in report.problems[0]
 
 
+def test_engines_are_poisoned_and_the_reference_has_one_thread_and_no_disturbance(audit_small):
+    configs = []
+
+    def make(config):
+        configs.append(config)
+        return Engine(config)
+
+    audit_small(COLD, PREEMPTED, "off/solo/7/eager", make_engine=make)
+    assert all(config.poison for config in configs)
+    reference, cold, preempted, off = configs
+    assert (reference.num_threads, reference.schedule, is_reference(reference)) == (1, Schedule(), True)
+    assert (cold.schedule.preempt_percent, cold.enable_prefix_caching, is_reference(cold)) == (0, True, False)
+    assert preempted.schedule.preempt_percent > 0
+    assert (off.enable_prefix_caching, off.schedule.chunk_sizes) == (False, (7,))
+
+
 def test_scenarios_are_every_combination_once():
     found = all_scenarios()
     assert len({scenario.name for scenario in found}) == len(found) == 27
