@@ -77,7 +77,7 @@ def user_prompts(engine: Engine, folder: Path, lines: list[BatchLine], *, seed: 
             assert template is not None, "checked above"
             token_ids = template.render(line.messages)
         elif isinstance(line.prompt, str):
-            token_ids = [*engine.tokenizer.bos_ids, *engine.tokenizer.encode(line.prompt, allow_special=False)]
+            token_ids = engine.tokenizer.encode_prompt(line.prompt)
         else:
             token_ids = list(line.prompt or [])
         prompts += [

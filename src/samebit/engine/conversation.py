@@ -30,9 +30,7 @@ class Conversation:
         if self._template is None:
             raise InvalidRequestError(f"model {config.model!r} has no chat template", param="model")
         self._eos_token_ids = defaults.eos_token_ids
-        given = {name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-        recommended = {name: value for name, value in given.items() if value is not None}
-        self.params = SamplingParams(**{"max_tokens": None, **recommended})
+        self.params = SamplingParams(max_tokens=None, **defaults.sampling)
         """How answers are sampled: as the checkpoint recommends."""
         self._system = [{"role": "system", "content": system}] if system else []
         self._seed = seed

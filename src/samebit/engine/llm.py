@@ -71,8 +71,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """SamplingParams with what the checkpoint's generation config recommends."""
-        given = {name: getattr(self._defaults, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+        return SamplingParams(**self._defaults.sampling)
 
     def generate(
         self,
@@ -88,7 +87,7 @@ class LLM:
         bad prompt or parameter before anything runs.
         """
         items = _as_prompts(prompts)
-        ids = [list(p) if isinstance(p, list) else self._encode(p) for p in items]
+        ids = [list(p) if isinstance(p, list) else self._tokenizer.encode_prompt(p) for p in items]
         texts = [None if isinstance(p, list) else p for p in items]
         return self._run(texts, ids, self._params(sampling_params, len(items)), use_tqdm, cache_salt)
 
@@ -126,9 +125,6 @@ class LLM:
             continue_final_message=continue_final_message,
             variables=variables,
         )
-
-    def _encode(self, text: str) -> list[int]:
-        return [*self._tokenizer.bos_ids, *self._tokenizer.encode(text, allow_special=False)]
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):

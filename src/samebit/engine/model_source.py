@@ -60,14 +60,20 @@ class GenerationDefaults:
     top_k: int | None = None
     min_p: float | None = None
 
+    @property
+    def sampling(self) -> dict[str, Any]:  # Any: a number or a whole number
+        """The sampling parameters that it does recommend, by the names of SamplingParams."""
+        given = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+        return {name: value for name, value in given.items() if value is not None}
+
 
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
     """Read `generation_config.json`; end tokens come from `config.json` if they are only there.
 
     Raises CheckpointError if a value has the wrong type.
     """
-    generation = _read_json(folder / "generation_config.json")
-    config = _read_json(folder / "config.json")
+    generation = read_json(folder / "generation_config.json")
+    config = read_json(folder / "config.json")
     text_config = config.get("text_config")
     sources = [generation, config, text_config if isinstance(text_config, dict) else {}]
     eos: object = next((s["eos_token_id"] for s in sources if s.get("eos_token_id") is not None), [])
@@ -85,7 +91,8 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:  # Any: a JSON object
+    """The JSON object in a file that a checkpoint may lack: then it is empty. Raises CheckpointError."""
     if not path.is_file():
         return {}
     try:

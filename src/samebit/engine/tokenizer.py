@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer as _Backend
 
 from samebit.core.errors import CheckpointError, InvalidRequestError
+from samebit.engine.model_source import read_json
 
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 
@@ -45,8 +46,8 @@ class Tokenizer:
         self._bytes_of = _byte_table(self._marked, {i: t.content for i, t in added.items()}, path)
         self.vocab_size: int = len(self._bytes_of)
         """One more than the highest id that has a token."""
-        self.bos_ids: tuple[int, ...] = tuple(self._marked.encode("").ids)
-        """What the checkpoint puts before plain text: usually nothing or one begin-of-text token."""
+        # What the checkpoint puts before plain text: usually nothing or one begin-of-text token.
+        self._bos_ids: list[int] = self._marked.encode("").ids
         self.named_tokens: dict[str, str] = _named_tokens(folder / "tokenizer_config.json")
         """Texts of `bos_token`, `eos_token` and so on, as chat templates know them."""
 
@@ -64,6 +65,10 @@ class Tokenizer:
             # Possible only where a vocabulary lists its control tokens among its ordinary words.
             raise InvalidRequestError("the text spells a control token of this model")
         return result
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a prompt to be continued: `text` as ordinary text, after what the checkpoint puts before it."""
+        return [*self._bos_ids, *self.encode(text, allow_special=False)]
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`: their bytes, joined; bytes that are not UTF-8 become U+FFFD."""
@@ -138,14 +143,7 @@ def _byte_table(backend: _Backend, added: dict[int, str], path: Path) -> list[by
 
 
 def _named_tokens(path: Path) -> dict[str, str]:
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: must be a JSON object")
+    config = read_json(path)
     values = {name: config.get(name) for name in _NAMED}
     texts = {n: v.get("content") if isinstance(v, dict) else v for n, v in values.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}

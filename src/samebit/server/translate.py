@@ -119,9 +119,7 @@ class Translator:
         given |= {"max_tokens": max_tokens, "logprobs": logprobs}
         if prompt_logprobs is not None:
             given["prompt_logprobs"] = max(prompt_logprobs, body.prompt_logprobs or 0)
-        recommended = {name: getattr(self.defaults, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-        fields: dict[str, Any] = {name: value for name, value in recommended.items() if value is not None}
-        fields |= {name: value for name, value in given.items() if value is not None}
+        fields = self.defaults.sampling | {name: value for name, value in given.items() if value is not None}
         fields["max_tokens"] = max_tokens  # None has a meaning here
         if "top_k" in fields:
             # The same choice, in a number that every kernel can hold.
@@ -176,7 +174,7 @@ class Translator:
         prompt = body.prompt
         texts = [prompt] if isinstance(prompt, str) else [item for item in prompt if isinstance(item, str)]
         if texts:
-            return [[*self.tokenizer.bos_ids, *self.tokenizer.encode(text, allow_special=False)] for text in texts]
+            return [self.tokenizer.encode_prompt(text) for text in texts]
         ids = [item for item in prompt if isinstance(item, int)]
         prompts = [ids] if ids else [item for item in prompt if isinstance(item, list)]
         if not prompts:
