@@ -33,7 +33,8 @@ class StepIndex:
 
     `token_ids` [T] int32, `positions` [T] int64, `num_tokens` [1] int32 (tokens beyond it are padding); `conv` for every
     stream; `kv[g]` and `attn[g]` for page group g; `sample_tokens` [L] int64 is the token whose hidden state each logits
-    row uses; `sampling` its columns; `rows_intact` [B] bool.
+    row uses, `sample_slots` [L] int64 the slot that keeps what it draws (0: it draws nothing), `sampling` its columns;
+    `rows_intact` [B] bool.
     """
 
     token_ids: Tensor
@@ -90,13 +91,12 @@ def _step_index(inputs: StaticInputs, results: list[Tensor], page_table: tuple[T
             store_tags=found["store_tags"],
             write_rows=found["write_rows"],
             write_tags=tags,
-            entry_row=inputs.entry_rows,
             entry_sources=found["entry_sources"],
             entry_source_tags=found["entry_source_tags"],
             entry_dest=found["entry_dest"],
             entry_tag=inputs.entry_tags,
         ),
-        kv=tuple(KvIndex(query_start, per_group[g], per_group[len(groups) + g], tags) for g in groups),
+        kv=tuple(KvIndex(per_group[g], per_group[len(groups) + g], tags) for g in groups),
         attn=tuple(AttnIndex(query_start, found["row_start"], inputs.row_slots, page_table[g]) for g in groups),
         sample_tokens=found["sample_tokens"],
         sample_slots=found["sample_slots"],

@@ -45,7 +45,6 @@ def ring_index(
         store_tags=longs(*[0] * history)[None],
         write_rows=ints(*write, *[SINK] * padding),
         write_tags=longs(*map(tag, range(first, end)), *[0] * padding),
-        entry_row=ints(0),
         entry_sources=ints(*sources)[None],
         entry_source_tags=longs(*source_tags)[None],
         entry_dest=ints(*dest)[None],

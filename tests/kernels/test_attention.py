@@ -166,7 +166,7 @@ def test_keys_and_values_land_in_their_slots_and_pages_are_stamped(kernels):
     page_tags = torch.zeros(4, dtype=torch.int64)
     both = normal(1, 4, 20)
     k, v = both[:, :10], both[:, 10:]
-    ix = KvIndex(ints(0, 3), ints(14, 15, 4, 0), ints(0, 3, 0, 0), longs(5, 6, 7, 8))
+    ix = KvIndex(ints(14, 15, 4, 0), ints(0, 3, 0, 0), longs(5, 6, 7, 8))
     kernels.write_kv(k, v, k_pages, v_pages, page_tags, ix)
     for pages, rows in ((k_pages, k), (v_pages, v)):
         slots = pages.transpose(1, 2).flatten(0, 1).flatten(1)

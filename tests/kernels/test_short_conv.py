@@ -155,7 +155,6 @@ def resume_index(read, read_tags, store, entry_source_tags, entry_dest):
         store_tags=longs(50, 51, 52)[None],
         write_rows=ints(),
         write_tags=longs(),
-        entry_row=ints(0),
         entry_sources=-(read + 1)[None],
         entry_source_tags=entry_source_tags[None],
         entry_dest=entry_dest[None],

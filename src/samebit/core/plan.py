@@ -1,7 +1,7 @@
 """The contract of one step: `BatchPlan` in, `StepOutput` back. Plain integers, the same on every rank.
 
 A step is plan -> execute -> commit. Nothing else crosses between the scheduler and a runner. There is one row shape,
-`(sequence, first position, number of tokens)`; prefill, decode, verify and publication differ only in their numbers.
+`(sequence, first position, number of tokens)`; prefill, decode and publication differ only in their numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ SlotId = NewType("SlotId", int)
 PageId = NewType("PageId", int)
 SnapshotId = NewType("SnapshotId", int)
 
-INERT_SLOT = SlotId(0)
 SINK_PAGE = PageId(0)
 NO_SNAPSHOT = SnapshotId(0)
 DRAW = -1

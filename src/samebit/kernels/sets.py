@@ -58,7 +58,7 @@ class KernelSet:
     def pack_linear(self, weight: Tensor) -> Packed:
         """Lay out a weight [N, K] fp32 or bf16 for ``linear``; bf16 stays two bytes an element where the set can."""
         pack, ops = self._maker(weight)
-        return Packed(pack(weight), weight.shape[0], weight.shape[1], ops.linear)
+        return Packed(pack(weight), weight.shape[0], ops.linear)
 
     def step_index(self, fields: list[Tensor], tables: list[Tensor], results: list[Tensor], sizes: IndexSizes) -> None:
         """Positions, ring rows, page slots and tags of a step, from its inputs and the slot tables.
@@ -88,11 +88,11 @@ class KernelSet:
     ) -> Tensor:
         """Depthwise causal convolution with inner residual; keeps inputs in ``rows`` [num_rows, C] and their tags.
 
-        y[t] = sum_j taps[j] * x[t - K + 1 + j] (in order of j) + x[t] + residual[t] for ``taps`` [K, C]; inputs before a batch row's
-        first token are ``rows[read_rows]``. All reads of the pool happen before any write. Then checkpoint entries,
-        the stored read rows and the tokens' inputs are written. A tag copied from a pool row carries the difference
-        between the tag found and the tag expected, so a stale source spoils it. Writes to the sink are dropped.
-        Padding tokens give zeros and write nothing.
+        y[t] = sum_j taps[j] * x[t - K + 1 + j] (in order of j) + x[t] + residual[t] for ``taps`` [K, C]; inputs before a
+        batch row's first token are ``rows[read_rows]``. All reads of the pool happen before any write. Then checkpoint
+        entries, the stored read rows and the tokens' inputs are written. A tag copied from a pool row carries the
+        difference between the tag found and the tag expected, so a stale source spoils it. Writes to the sink are
+        dropped. Padding tokens give zeros and write nothing.
         """
         out: Tensor = self._ops.short_conv(
             x, taps, rows, row_tags, ix.query_start, ix.read_rows, ix.read_tags, ix.store_rows, ix.store_tags,
@@ -142,9 +142,8 @@ class KernelSet:
 
     def pack_experts(self, w13: Tensor, w2: Tensor) -> PackedExperts:
         """Lay out ``w13`` [E, 2I, H] (gate rows, then up rows) and ``w2`` [E, H, I] for ``moe``."""
-        experts, doubled, hidden = w13.shape
         pack, ops = self._maker(w13, w2)
-        return PackedExperts(pack(w13), pack(w2), experts, doubled // 2, hidden, ops.moe)
+        return PackedExperts(pack(w13), pack(w2), w13.shape[1] // 2, ops.moe)
 
     def moe(self, x: Tensor, expert_ids: Tensor, weights: Tensor, num_tokens: Tensor, w: PackedExperts) -> Tensor:
         """Sum over a token's slots, in order, of weight * expert(x), [T, H]; zeros from ``num_tokens`` [1] int32 on."""

@@ -24,7 +24,8 @@ SINK_PAGE = 0
 """Page that takes unwanted K/V writes and is never read."""
 
 
-def _check(dtype: torch.dtype, *tensors: Tensor) -> None:
+def check_dense(dtype: torch.dtype, *tensors: Tensor) -> None:
+    """Assert what a kernel that takes tensors by address alone relies on: the dtype, and contiguous memory."""
     for x in tensors:
         assert x.dtype is dtype, (x.dtype, dtype)
         assert x.is_contiguous(), x.stride()
@@ -37,10 +38,9 @@ class ConvIndex:
     ``query_start`` [B+1] int32. ``read_rows`` [B, K-1] int32 and ``read_tags`` [B, K-1] int64: the inputs before the
     first token of each batch row and the tags expected there. ``store_rows`` [B, K-1] int32, ``store_tags`` int64:
     where those same inputs are kept as well. ``write_rows`` [T] int32, ``write_tags`` [T] int64: where each token's
-    input is kept. ``entry_row`` [E] int32: the batch row a checkpoint entry belongs to (for a launch that is split by
-    batch rows). ``entry_sources`` [E, K-1] int32: a value s >= 0 is a token of this step, s < 0 the pool row -(s + 1)
-    as it was before the launch; ``entry_source_tags`` [E, K-1] int64: tags expected there; ``entry_dest`` [E, K-1]
-    int32, ``entry_tag`` [E] int64: the rows of the checkpoint and their tag.
+    input is kept. ``entry_sources`` [E, K-1] int32: a value s >= 0 is a token of this step, s < 0 the pool row
+    -(s + 1) as it was before the launch; ``entry_source_tags`` [E, K-1] int64: tags expected there; ``entry_dest``
+    [E, K-1] int32, ``entry_tag`` [E] int64: the rows of the checkpoint and their tag.
     """
 
     query_start: Tensor
@@ -50,34 +50,34 @@ class ConvIndex:
     store_tags: Tensor
     write_rows: Tensor
     write_tags: Tensor
-    entry_row: Tensor
     entry_sources: Tensor
     entry_source_tags: Tensor
     entry_dest: Tensor
     entry_tag: Tensor
 
     def __post_init__(self) -> None:
-        _check(torch.int32, self.query_start, self.read_rows, self.store_rows, self.write_rows)
-        _check(torch.int32, self.entry_sources, self.entry_dest)
-        _check(torch.int64, self.read_tags, self.store_tags, self.write_tags, self.entry_source_tags, self.entry_tag)
+        check_dense(torch.int32, self.query_start, self.read_rows, self.store_rows, self.write_rows)
+        check_dense(torch.int32, self.entry_sources, self.entry_dest)
+        check_dense(
+            torch.int64, self.read_tags, self.store_tags, self.write_tags, self.entry_source_tags, self.entry_tag
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class KvIndex:
     """Where the K/V of the step's tokens goes.
 
-    ``query_start`` [B+1] int32. ``write_slots`` [T] int32: page * page_size + offset, 0 for padding.
+    ``write_slots`` [T] int32: page * page_size + offset, 0 for padding.
     ``stamp_pages`` [T] int32: the page that token completes, 0 for none; ``stamp_tags`` [T] int64: its stamp.
     """
 
-    query_start: Tensor
     write_slots: Tensor
     stamp_pages: Tensor
     stamp_tags: Tensor
 
     def __post_init__(self) -> None:
-        _check(torch.int32, self.query_start, self.write_slots, self.stamp_pages)
-        _check(torch.int64, self.stamp_tags)
+        check_dense(torch.int32, self.write_slots, self.stamp_pages)
+        check_dense(torch.int64, self.stamp_tags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class AttnIndex:
     page_table: Tensor
 
     def __post_init__(self) -> None:
-        _check(torch.int32, self.query_start, self.row_start, self.row_slots, self.page_table)
+        check_dense(torch.int32, self.query_start, self.row_start, self.row_slots, self.page_table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ class SampleColumns:
     target: Tensor
 
     def __post_init__(self) -> None:
-        _check(torch.float32, self.temperature, self.top_p, self.min_p)
-        _check(torch.int32, self.top_k, self.sample_index, self.target)
-        _check(torch.int64, self.seed, self.position)
+        check_dense(torch.float32, self.temperature, self.top_p, self.min_p)
+        check_dense(torch.int32, self.top_k, self.sample_index, self.target)
+        check_dense(torch.int64, self.seed, self.position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,6 @@ class Packed:
 
     data: Tensor
     num_out: int
-    num_in: int
     product: Callable[..., Tensor]
 
 
@@ -137,9 +136,7 @@ class PackedExperts:
 
     w13: Tensor
     w2: Tensor
-    num_experts: int
     intermediate: int
-    hidden: int
     product: Callable[..., Tensor]
 
 
@@ -183,7 +180,8 @@ INDEX_RESULTS = (
 class IndexSizes(NamedTuple):
     """Constants of a pool's addresses.
 
-    Slot s has the ring rows ``ring_origin + s * ring_length + position % ring_length``, snapshot i the ``history`` rows from ``snapshot_origin + i * history``.
+    Slot s has the ring rows ``ring_origin + s * ring_length + position % ring_length``, snapshot i the ``history`` rows
+    from ``snapshot_origin + i * history``.
     """
 
     history: int

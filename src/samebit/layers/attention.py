@@ -56,8 +56,9 @@ class Attention:
     """[T, H] fp32 in and out.
 
     `qkvr` maps H to the fused columns of `HeadShape.widths`. Keys and values pass one convolution, which treats each
-    channel by itself, and then the keys their norm; heads are normalised one by one, all with one gain. score[h, i, j] = (q_i . k_j / head_dim + bias[h, i, i-j]) * tau_i, where the bias at
-    distance d is `r_i,h . rel_proj[:, d]` below the extent of `rel_proj` [d_rel, extent] and 0 from there on.
+    channel by itself, and then the keys their norm; heads are normalised one by one, all with one gain.
+    score[h, i, j] = (q_i . k_j / head_dim + bias[h, i, i-j]) * tau_i, where the bias at distance d is
+    `r_i,h . rel_proj[:, d]` below the extent of `rel_proj` [d_rel, extent] and 0 from there on.
     """
 
     def __init__(

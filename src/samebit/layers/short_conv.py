@@ -12,7 +12,8 @@ from samebit.state.pools import ConvPool
 class ShortConv:
     """`y[t] = x[t] + sum_j taps[:, j] x[t-K+1+j] (+ residual[t])` for `x` [T, C] fp32 and taps [C, K].
 
-    Columns are channels; rows of `x` may lie apart. Inputs before the step come from `pool`; the step's inputs and its checkpoint entries go there.
+    Columns are channels; rows of `x` may lie apart. Inputs before the step come from `pool`; the step's inputs and its
+    checkpoint entries go there.
     """
 
     def __init__(self, kernels: KernelSet, taps: Tensor) -> None:

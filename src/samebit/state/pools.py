@@ -1,6 +1,6 @@
 """Device memory of all requests: KV pages, conv rows, their tags, and the per-slot words. Knows no request.
 
-Only kernels write K, V and conv rows; only `StepIndex` (see inputs.py) writes the slot tables. Every row and page that
+Only kernels write K, V and conv rows; only a step itself (`IndexBuffer`, `run_step`) writes the slot tables. Every row and page that
 is written carries a tag that says by whom and in which step, so that a write that did not happen can be told.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from samebit.core.plan import INERT_SLOT, SINK_PAGE, RetiredIds
+from samebit.core.plan import SINK_PAGE, RetiredIds
 from samebit.state.layout import SINK_ROW, ZERO_ROW, StateGeometry
 
 _POISON_TAG = 0x7F7F7F7F7F7F7F7F
@@ -129,4 +129,3 @@ class StatePools:
         for tags in self.page_tags:
             tags[:, SINK_PAGE + 1 :] = _POISON_TAG
         self.row_tags[:, SINK_ROW:] = _POISON_TAG
-        assert INERT_SLOT == ZERO_ROW == 0

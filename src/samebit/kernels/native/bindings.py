@@ -13,6 +13,7 @@ from torch import Tensor
 
 from samebit.kernels.native.build import NativeLibrary
 from samebit.kernels.torch_index import index_counts
+from samebit.kernels.values import check_dense
 
 _FLOAT = torch.float32
 # p: address, l: long, d: double
@@ -55,13 +56,6 @@ def _rows(x: Tensor) -> tuple[Tensor, int]:
     return x, x.stride(0)
 
 
-def _check(dtype: torch.dtype, *tensors: Tensor) -> None:
-    """What C takes by address alone, without a copy: tensors it changes, and weights."""
-    for x in tensors:
-        assert x.dtype is dtype, (x.dtype, dtype)
-        assert x.is_contiguous(), x.stride()
-
-
 def launch_counter(library: NativeLibrary) -> Callable[[], int]:
     """How many kernels the calling thread has launched."""
     return _function(library, "num_launches")
@@ -95,7 +89,7 @@ def _row_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
 
     def rms_norm(x: Tensor, gain: Tensor, eps: float, threads: int) -> Tensor:
         x, stride = _rows(x)
-        _check(_FLOAT, gain)
+        check_dense(_FLOAT, gain)
         tokens, columns = x.shape
         width = gain.shape[0]
         y = torch.empty(tokens, columns)
@@ -112,8 +106,8 @@ def _row_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         return y
 
     def embedding(ids: Tensor, table: Tensor, threads: int) -> Tensor:
-        _check(torch.int32, ids)
-        _check(table.dtype, table)
+        check_dense(torch.int32, ids)
+        check_dense(table.dtype, table)
         tokens, (vocab, width) = ids.shape[0], table.shape
         y = torch.empty(tokens, width)
         half = table.dtype is torch.bfloat16
@@ -128,7 +122,7 @@ def _row_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         tokens, routed = logits.shape[0], bias.shape[0]
         ids = torch.empty(tokens, top_k + num_shared, dtype=torch.int32)
         weights = torch.empty(tokens, top_k + num_shared)
-        _check(_FLOAT, bias)
+        check_dense(_FLOAT, bias)
         c_route(
             logits.data_ptr(), bias.data_ptr(), ids.data_ptr(), weights.data_ptr(),
             tokens, routed, top_k, num_shared, scale,
@@ -171,8 +165,8 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
             query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
             entry_sources, entry_source_tags, entry_dest, entry_tag,
         )  # fmt: skip
-        _check(_FLOAT, rows, taps)
-        _check(torch.int64, row_tags)
+        check_dense(_FLOAT, rows, taps)
+        check_dense(torch.int64, row_tags)
         tokens, channels = x.shape
         y = torch.empty(tokens, channels)
         extra = None if residual is None else _dense(residual)
@@ -195,8 +189,8 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         threads: int,
     ) -> None:
         (k, k_stride), (v, v_stride) = _rows(k), _rows(v)
-        _check(_FLOAT, k_pages, v_pages)
-        _check(torch.int64, page_tags)
+        check_dense(_FLOAT, k_pages, v_pages)
+        check_dense(torch.int64, page_tags)
         _, heads, page, width = k_pages.shape
         c_write(
             k.data_ptr(), v.data_ptr(), k_pages.data_ptr(), v_pages.data_ptr(), page_tags.data_ptr(),
@@ -220,7 +214,7 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         threads: int,
     ) -> Tensor:
         (q, q_stride), (rel, rel_stride) = _rows(q), _rows(rel)
-        _check(_FLOAT, rel_proj, tau, k_pages, v_pages)
+        check_dense(_FLOAT, rel_proj, tau, k_pages, v_pages)
         tokens, columns = q.shape
         d_rel, extent = rel_proj.shape
         _, kv_heads, page, width = k_pages.shape
@@ -250,7 +244,7 @@ def _other_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         threads: int,
     ) -> Tensor:
         x, weights = _dense(x), _dense(weights)
-        _check(torch.int32, expert_ids, num_tokens)
+        check_dense(torch.int32, expert_ids, num_tokens)
         tokens, hidden = x.shape
         y = torch.empty_like(x)
         failed = c_moe(

@@ -40,10 +40,9 @@ class NativeUnavailableError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class NativeLibrary:
-    """A loaded library, the instruction set it was built for, and what its bits may depend on."""
+    """A loaded library, and what its bits may depend on."""
 
     functions: ctypes.CDLL
-    isa: str
     build: str
     compiler: str
 
@@ -113,7 +112,7 @@ def load_library(isa: str) -> NativeLibrary:
         functions = _load(target)
     if functions is None:
         raise NativeUnavailableError(f"cannot load {target}, although it has just been compiled")
-    return NativeLibrary(functions, isa, build, version)
+    return NativeLibrary(functions, build, version)
 
 
 def _load(path: Path) -> ctypes.CDLL | None:
