@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from samebit.kernels import AttnIndex, ConvIndex, SampleColumns
+from samebit.kernels.values import AttnIndex, ConvIndex, SampleColumns
 
 SINK = 1
 

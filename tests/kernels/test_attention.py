@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samebit.kernels import KvIndex
+from samebit.kernels.values import KvIndex
 from tests.kernels.cases import PagedCache, ints, longs, normal
 
 # heads, KV heads, head width, d_rel, extent, page size

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samebit.kernels import certify
+from samebit.kernels.certify import certify
 from tests.kernels.cases import ints, normal
 
 SIZES = [(1, 1), (63, 100), (64, 257), (100, 63), (257, 600), (1, 1000)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samebit.kernels import select_kernels, sets
+from samebit.kernels import sets
 from samebit.kernels.native import build
 from samebit.kernels.ops import SCHEMAS
 from tests.kernels.cases import normal, ring_index
@@ -24,7 +24,7 @@ def test_a_set_says_what_its_bits_depend_on(native, twin):
 
 
 def test_auto_takes_the_best_instruction_set(kernel_kind):
-    kernels = select_kernels(kernel_kind, 1)
+    kernels = sets.select_kernels(kernel_kind, 1)
     assert kernels.name == "torch" if kernel_kind == "torch" else kernels.name.startswith("native-")
     assert kernels.num_threads == 1
 
@@ -32,7 +32,7 @@ def test_auto_takes_the_best_instruction_set(kernel_kind):
 @pytest.mark.parametrize(("kind", "threads", "message"), [("gpu", 1, "'gpu'"), ("auto", 0, "got 0")])
 def test_a_choice_that_makes_no_sense_is_refused(kind, threads, message):
     with pytest.raises(ValueError, match=message):
-        select_kernels(kind, threads)
+        sets.select_kernels(kind, threads)
 
 
 @pytest.fixture
@@ -45,14 +45,14 @@ def no_compiler(monkeypatch, tmp_path):
 
 def test_without_a_compiler_auto_warns_once_and_falls_back(no_compiler, caplog):
     with caplog.at_level(logging.WARNING):
-        assert select_kernels("auto", 2).name == "torch"
+        assert sets.select_kernels("auto", 2).name == "torch"
     (record,) = caplog.records
     assert "no C compiler found" in record.getMessage()
 
 
 def test_without_a_compiler_native_is_refused_with_the_reason(no_compiler):
     with pytest.raises(build.NativeUnavailableError, match="no C compiler found"):
-        select_kernels("native", 2)
+        sets.select_kernels("native", 2)
 
 
 def test_a_failed_compilation_leaves_no_library_behind(monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samebit.kernels import ConvIndex
+from samebit.kernels.values import ConvIndex
 from tests.kernels.cases import SINK, ints, longs, normal, ring_index, tag
 
 TAPS, RING = 4, 9
