@@ -109,6 +109,7 @@ def test_logprobs_hold_the_chosen_token_and_the_likeliest(llm):
         assert token_id in found
         assert len(found) in (2, 3)
         assert found[token_id].logprob <= max(item.logprob for item in found.values())
+        assert all(item.decoded_token == llm.get_tokenizer().token_text(other) for other, item in found.items())
     assert sample.cumulative_logprob == sum(
         f[t].logprob for t, f in zip(sample.token_ids, sample.logprobs, strict=True)
     )

@@ -126,11 +126,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probability (nats) of a token under the raw model distribution, and its rank (1 is the most likely)."""
+    """Log-probability (nats) of a token under the raw model distribution, its rank (1 is the most likely), and its text."""
 
     logprob: float
     rank: int
-    decoded_token: str | None = None
+    decoded_token: str
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

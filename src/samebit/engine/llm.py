@@ -149,7 +149,7 @@ class LLM:
             groups = [self._requests(prompt, one, cache_salt) for prompt, one in zip(ids, params, strict=True)]
             collected = self._collect([request for group in groups for request in group], use_progress)
         return [
-            _request_output(text, group, [collected[request.request_id] for request in group])
+            _request_output(text, group, [collected[request.request_id] for request in group], self._tokenizer)
             for text, group in zip(texts, groups, strict=True)
         ]
 
@@ -232,20 +232,22 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return items  # type: ignore[return-value]  # checked in the loop
 
 
-def _request_output(text: str | None, group: list[Request], parts: list[_Collected]) -> RequestOutput:
+def _request_output(
+    text: str | None, group: list[Request], parts: list[_Collected], tokenizer: Tokenizer
+) -> RequestOutput:
     request, first = group[0], parts[0]
     assert first.last is not None, "every request has finished"
     return RequestOutput(
         request_id=request.request_id.split("-")[0],
         prompt=text,
         prompt_token_ids=request.prompt_token_ids,
-        outputs=[_completion(index, part, request.params) for index, part in enumerate(parts)],
-        prompt_logprobs=_prompt_logprobs(request.params, first),
+        outputs=[_completion(index, part, request.params, tokenizer) for index, part in enumerate(parts)],
+        prompt_logprobs=_prompt_logprobs(request.params, first, tokenizer),
         num_cached_tokens=first.last.num_cached_tokens,
     )
 
 
-def _completion(index: int, part: _Collected, params: SamplingParams) -> CompletionOutput:
+def _completion(index: int, part: _Collected, params: SamplingParams, tokenizer: Tokenizer) -> CompletionOutput:
     assert part.last is not None, "every request has finished"
     assert part.last.finish_reason is not None, "every request has finished"
     has_logprobs = params.logprobs is not None
@@ -254,20 +256,22 @@ def _completion(index: int, part: _Collected, params: SamplingParams) -> Complet
         text=part.text,
         token_ids=part.token_ids,
         cumulative_logprob=sum(item.logprob for item in part.logprobs) if has_logprobs else None,
-        logprobs=[_as_dict(item) for item in part.logprobs] if has_logprobs else None,
+        logprobs=[_as_dict(item, tokenizer) for item in part.logprobs] if has_logprobs else None,
         finish_reason=part.last.finish_reason,
         stop_reason=part.last.stop_reason,
     )
 
 
-def _prompt_logprobs(params: SamplingParams, part: _Collected) -> list[dict[int, Logprob] | None] | None:
+def _prompt_logprobs(
+    params: SamplingParams, part: _Collected, tokenizer: Tokenizer
+) -> list[dict[int, Logprob] | None] | None:
     if params.prompt_logprobs is None:
         return None
-    return [None, *(_as_dict(item) for item in part.prompt_logprobs)]
+    return [None, *(_as_dict(item, tokenizer) for item in part.prompt_logprobs)]
 
 
-def _as_dict(item: TokenLogprobs) -> dict[int, Logprob]:
+def _as_dict(item: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
     tops = zip(item.top_ids, item.top_logprobs, strict=True)
-    found = {token: Logprob(logprob, rank) for rank, (token, logprob) in enumerate(tops, start=1)}
-    found.setdefault(item.token_id, Logprob(item.logprob, item.rank))
-    return found
+    values = {token: (logprob, rank) for rank, (token, logprob) in enumerate(tops, start=1)}
+    values.setdefault(item.token_id, (item.logprob, item.rank))
+    return {token: Logprob(*value, tokenizer.token_text(token)) for token, value in values.items()}
