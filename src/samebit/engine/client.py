@@ -40,8 +40,8 @@ from samebit.engine.metrics import ServerMetrics
 class _OpenRequest:
     stream: "OutputStream"
     arrived_s: float
+    num_prompt_tokens: int
     last_token_s: float | None = None
-    num_prompt_tokens: int = 0
 
 
 class AsyncEngineClient:
@@ -123,7 +123,7 @@ class AsyncEngineClient:
         now = time.monotonic()
         for request in requests:
             assert request.request_id not in self._open, "request ids are never used twice"
-            self._open[request.request_id] = _OpenRequest(stream, now, num_prompt_tokens=len(request.prompt_token_ids))
+            self._open[request.request_id] = _OpenRequest(stream, now, len(request.prompt_token_ids))
             self._send(Submit(request))
         return stream
 
@@ -198,11 +198,10 @@ class AsyncEngineClient:
             count = len(output.token_ids)
             if entry.last_token_s is None:
                 self._metrics.first_token(now - entry.arrived_s, entry.num_prompt_tokens, output.num_cached_tokens)
-                count -= 1
-            elif count:
+            else:
                 self._metrics.next_tokens(now - entry.last_token_s, count)
             entry.last_token_s = now
-            self._metrics.generated(len(output.token_ids))
+            self._metrics.generated(count)
         if output.finish_reason is not None:
             del self._open[output.request_id]
             self._metrics.finish(output.finish_reason, 1, now - entry.arrived_s)

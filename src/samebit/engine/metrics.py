@@ -83,9 +83,9 @@ class ServerMetrics:
         if latency_s is not None:
             self._request.observe(latency_s)
 
-    def refuse(self, count: int, reason: str = "queue_full") -> None:
-        """`count` requests were turned away before the engine saw them."""
-        self._refused.labels(self._model_name, reason).inc(count)
+    def refuse(self, count: int) -> None:
+        """`count` requests were turned away before the engine saw them, because too many were open."""
+        self._refused.labels(self._model_name, "queue_full").inc(count)
 
     def set_engine_stats(self, values: dict[str, float]) -> None:
         """Take the newest gauges and totals of the engine."""

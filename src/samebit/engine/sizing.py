@@ -59,7 +59,7 @@ def _check_memory(geometry: StateGeometry) -> None:
 
 
 def _page_bytes(layout: StateLayout, group: PageGroup, page_size: int) -> int:
-    return sum(2 * layer.num_kv_heads * layer.head_dim for layer in group.layers) * page_size * layout.element_bytes
+    return group.width * page_size * layout.element_bytes
 
 
 def _window_pages(group: PageGroup, page_size: int) -> int:

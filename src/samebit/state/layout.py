@@ -30,6 +30,11 @@ class PageGroup(msgspec.Struct, frozen=True):
     window: int | None
     layers: tuple[KvLayer, ...]
 
+    @property
+    def width(self) -> int:
+        """Elements of K and V that a token has in all layers."""
+        return sum(2 * layer.num_kv_heads * layer.head_dim for layer in self.layers)
+
     def first_position(self, length: int) -> int:
         """The first position that State(length) holds in this group."""
         return 0 if self.window is None else max(0, length - self.window + 1)
@@ -99,8 +104,8 @@ class StateGeometry(msgspec.Struct, frozen=True, kw_only=True):
     def num_bytes(self) -> int:
         """Bytes of all pools and slot tables, once every page and row is in use."""
         layout = self.layout
-        per_page = [self.page_size * 2 * sum(kv.num_kv_heads * kv.head_dim for kv in g.layers) for g in layout.groups]
-        pages = sum(size * (count + 1) for size, count in zip(per_page, self.num_pages, strict=True))
+        widths = [group.width for group in layout.groups]
+        pages = self.page_size * sum(w * (count + 1) for w, count in zip(widths, self.num_pages, strict=True))
         rows = self.num_rows * sum(stream.width for stream in layout.streams)
         tags = self.num_rows * len(layout.streams) + sum(
             (count + 1) * len(group.layers) for group, count in zip(layout.groups, self.num_pages, strict=True)
