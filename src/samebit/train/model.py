@@ -1,0 +1,256 @@
+"""The Inkling text model as a differentiable torch module, with its draft depths (multi-token prediction).
+
+One parameter for each that `stored_parameters` names, in fp32; matrix products follow autocast, everything else is fp32.
+Knows configuration and tensors; knows no files, data or optimiser.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from samebit.core.errors import CheckpointError
+from samebit.models.inkling import log_scaling
+from samebit.models.inkling_config import InklingConfig, parse_config
+from samebit.models.inkling_weights import head_shape, stored_parameters
+from samebit.train.attention import full_attention, window_attention
+
+# With these present, `stored_parameters` speaks the published spelling and expects an output matrix.
+PUBLISHED = {"model.llm.embed.weight", "model.llm.unembed.weight"}
+BUFFERS = ("router_bias",)
+
+BlockResult = tuple[Tensor, Tensor | None]
+
+
+class Block(nn.Module):
+    """x + conv(attention(norm(x))), then x + conv(mlp(norm(x))). `weights`: parameters by their key within a layer."""
+
+    def __init__(self, config: InklingConfig, layer: int) -> None:
+        super().__init__()
+        self._config = config
+        self._heads = head_shape(config, layer)
+        self._is_dense = config.is_dense[layer]
+        self.weights = nn.ParameterDict()
+        prefix = f"{layer}."
+        for key, stored in stored_parameters(config, PUBLISHED).items():
+            name = key.removeprefix(prefix)
+            if key.startswith(prefix) and name not in BUFFERS:
+                self.weights[name] = nn.Parameter(torch.empty(stored.shapes[0]))
+        if not self._is_dense:
+            # No gradient reaches it: the training loop moves it to balance the experts.
+            self.register_buffer("router_bias", torch.zeros(config.n_routed_experts))
+
+    def forward(self, x: Tensor, tau: Tensor) -> BlockResult:
+        """Takes x [B, T, H] and tau [T] -> the same shape, and how many tokens chose each expert ([E]; None: dense)."""
+        w, eps = self.weights, self._config.rms_norm_eps
+        x = x + short_conv(self._attention(rms_norm(x, w["attn_norm"], eps), tau), w["attn_conv"])
+        h = rms_norm(x, w["mlp_norm"], eps)
+        mixed, load = (self._dense(h), None) if self._is_dense else self._sparse(h)
+        return x + short_conv(mixed, w["mlp_conv"]), load
+
+    def _attention(self, x: Tensor, tau: Tensor) -> Tensor:
+        w, heads, eps = self.weights, self._heads, self._config.rms_norm_eps
+        q = torch.unflatten(functional.linear(x, w["q"]), -1, (heads.num_heads, heads.head_dim))
+        r = torch.unflatten(functional.linear(x, w["r"]), -1, (heads.num_heads, heads.d_rel))
+        k, v = (
+            torch.unflatten(short_conv(functional.linear(x, w[n]), w[f"{n}_conv"]), -1, (-1, heads.head_dim))
+            for n in "kv"
+        )
+        q, k = rms_norm(q, w["q_norm"], eps).to(r.dtype), rms_norm(k, w["k_norm"], eps).to(r.dtype)
+        profile = r @ w["rel_proj"].to(r.dtype)
+        v = v.to(r.dtype)
+        out = window_attention(q, k, v, profile) if heads.window else full_attention(q, k, v, profile, tau)
+        return functional.linear(out.flatten(2), w["o"])
+
+    def _dense(self, x: Tensor) -> Tensor:
+        gate, up = functional.linear(x, self.weights["gate_up"]).chunk(2, dim=-1)
+        hidden = functional.silu(gate.float()) * up.float()
+        scaled: Tensor = functional.linear(hidden, self.weights["down"]).float() * self.weights["scale"]
+        return scaled
+
+    def _sparse(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """All experts are computed for all tokens, as one product; the weights of those not chosen are 0."""
+        w, config = self.weights, self._config
+        num_routed = config.n_routed_experts
+        # Choices flip easily: the router is never rounded to bf16.
+        with torch.autocast(x.device.type, enabled=False):
+            gates = torch.sigmoid(functional.linear(x.float(), w["router"]))
+        routed, shared = gates[..., :num_routed], gates[..., num_routed:]
+        bias = self.get_buffer("router_bias")
+        chosen = (routed.detach() + bias).topk(config.num_experts_per_tok, dim=-1).indices
+        is_chosen = torch.zeros_like(routed).scatter(-1, chosen, 1.0)
+        parts = torch.cat([routed * is_chosen, shared], dim=-1)
+        parts = parts / parts.sum(-1, keepdim=True) * (config.route_scale * w["router_scale"])
+        gate_up = torch.cat([w["experts_gate_up"], w["shared_gate_up"]])
+        down = torch.cat([w["experts_down"], w["shared_down"]])
+        projected = functional.linear(x, gate_up.flatten(0, 1))
+        gate, up = torch.unflatten(projected, -1, gate_up.shape[:2]).chunk(2, dim=-1)
+        hidden = functional.silu(gate.float()) * up.float() * parts[..., None]
+        return functional.linear(hidden.flatten(-2), down.transpose(0, 1).flatten(1)), is_chosen.sum((0, 1))
+
+
+class Depth(nn.Module):
+    """A draft depth: joins the hidden state before it with the next token's embedding, then runs a dense block."""
+
+    def __init__(self, config: InklingConfig, depth: int) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self._eps = config.rms_norm_eps
+        self.weights = nn.ParameterDict(
+            {
+                "hidden_norm": nn.Parameter(torch.empty(hidden)),
+                "embed_norm": nn.Parameter(torch.empty(hidden)),
+                "input_proj": nn.Parameter(torch.empty(hidden, 2 * hidden)),
+            }
+        )
+        self.block = Block(config, depth)
+
+    def forward(self, before: Tensor, embedded: Tensor, tau: Tensor) -> BlockResult:
+        """before, embedded [B, T, H] -> the hidden state that the head reads, and None."""
+        w = self.weights
+        parts = [rms_norm(before, w["hidden_norm"], self._eps), rms_norm(embedded, w["embed_norm"], self._eps)]
+        result: BlockResult = self.block(functional.linear(torch.cat(parts, dim=-1), w["input_proj"]), tau)
+        return result
+
+
+class Inkling(nn.Module):
+    """The whole model of a config.json object `raw`; weights are drawn from `seed`."""
+
+    def __init__(self, raw: Mapping[str, Any], seed: int = 0) -> None:  # Any: JSON
+        super().__init__()
+        self.raw = dict(raw)
+        self.config = parse_config(raw)
+        self.weights = nn.ParameterDict(
+            {
+                key: nn.Parameter(torch.empty(stored.shapes[0]))
+                for key, stored in stored_parameters(self.config, PUBLISHED).items()
+                if "." not in key
+            }
+        )
+        self.blocks = nn.ModuleList(Block(self.config, i) for i in range(self.config.num_hidden_layers))
+        drafts = depth_config(raw)
+        num_depths = 0 if drafts is None else drafts.num_hidden_layers
+        self.depths = nn.ModuleList(Depth(drafts, j) for j in range(num_depths) if drafts is not None)
+        # Depth j counts its rows as the positions of the tokens that it embeds, which go past the last one.
+        longer = msgspec.structs.replace(self.config, model_max_length=self.config.model_max_length + num_depths)
+        self.register_buffer("_tau", log_scaling(longer), persistent=False)
+        self._compiled: dict[nn.Module, Callable[..., BlockResult]] = {}
+        initialise(self, seed)
+
+    def compile_blocks(self) -> None:
+        """Compile blocks and depths for training; evaluation, whose lengths vary, stays eager."""
+        self._compiled = {part: torch.compile(part, dynamic=False) for part in [*self.blocks, *self.depths]}
+
+    def forward(self, token_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """From ids [B, T], hidden [B, T, H] after the final norm, not yet divided by muP; the load of each layer with experts."""
+        x = self._embedded(token_ids)
+        tau = self.get_buffer("_tau")[: token_ids.shape[1]]
+        loads = []
+        for block in self.blocks:
+            x, load = self._run(block)(x, tau)
+            loads += [] if load is None else [load]
+        return rms_norm(x, self.weights["norm"], self.config.rms_norm_eps), loads
+
+    def draft(self, hidden: Tensor, token_ids: Tensor) -> list[Tensor]:
+        """For `forward`'s result, each depth's hidden states [B, T, H]; row i of depth j predicts token i + 2 + j.
+
+        The last 1 + j rows of depth j read token 0 in place of tokens that are not known yet and mean nothing.
+        """
+        T = token_ids.shape[1]
+        found = []
+        for j, depth in enumerate(self.depths):
+            later = functional.pad(token_ids[:, 1 + j :], (0, min(1 + j, T)))
+            tau = self.get_buffer("_tau")[1 + j : 1 + j + T]
+            hidden = self._run(depth)(hidden, self._embedded(later), tau)[0]
+            found.append(hidden)
+        return found
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., V] fp32 over the true vocabulary."""
+        scaled = hidden / self.config.logits_mup_width_multiplier
+        return functional.linear(scaled, self.weights["unembed"][: self.config.unpadded_vocab_size]).float()
+
+    def num_parameters(self) -> int:
+        """All elements that an exported checkpoint holds."""
+        state = self.state_dict()
+        return sum(tensor.numel() for tensor in state.values())
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        return rms_norm(
+            functional.embedding(token_ids, self.weights["embed"]), self.weights["embed_norm"], self.config.rms_norm_eps
+        )
+
+    def _run(self, part: nn.Module) -> Callable[..., BlockResult]:
+        return self._compiled.get(part, part) if self.training else part
+
+
+def depth_config(raw: Mapping[str, Any]) -> InklingConfig | None:  # Any: JSON
+    """The draft depths as a model of dense layers, one for each depth; None without any.
+
+    Raises CheckpointError where `mtp_config` asks for what is not supported.
+    """
+    wanted = raw.get("mtp_config") or {}
+    count = wanted.get("num_nextn_predict_layers", 0)
+    if not isinstance(count, int) or count < 0:
+        raise CheckpointError(f"num_nextn_predict_layers={count!r}: must be a whole number, at least 0")
+    if wanted.get("chain_hidden_post_norm"):
+        raise CheckpointError("chain_hidden_post_norm=True: only False is supported")
+    local = wanted.get("local_layer_ids", [])
+    return (
+        msgspec.structs.replace(
+            parse_config(raw),
+            num_hidden_layers=count,
+            is_window=tuple(j in local for j in range(count)),
+            is_dense=(True,) * count,
+        )
+        if count
+        else None
+    )
+
+
+def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """Gives x / sqrt(mean(x²) + eps) · gain over the last dimension, fp32."""
+    x = x.float()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain
+
+
+def short_conv(x: Tensor, taps: Tensor) -> Tensor:
+    """Adds to x [B, T, C] its causal depthwise convolution with taps [C, 1, K], of which the last is the current token's; fp32."""
+    T, K = x.shape[1], taps.shape[-1]
+    x = x.float()
+    padded = functional.pad(x, (0, 0, K - 1, 0))
+    return x + sum((taps[:, 0, j] * padded[:, j : j + T] for j in range(K)), start=torch.zeros_like(x))
+
+
+@torch.no_grad()
+def initialise(model: Inkling, seed: int) -> None:
+    """Draw all weights. Maps keep the scale of their input; branch outputs are small, so that a fresh block changes little."""
+    generator = torch.Generator().manual_seed(seed)
+    config = model.config
+    hidden = config.hidden_size**-0.5
+    branch = 0.5 / math.sqrt(config.num_hidden_layers)
+    # The scale of scores is 1 / head size, so the gains of q and k carry how sharp attention is.
+    constant = {"q_norm": 3.0, "k_norm": 3.0}
+    spread = {"embed": 0.1, "unembed": 0.5 * hidden, "r": 0.5 * hidden, "router": 0.5 * hidden, "o": branch * hidden}
+    for name, parameter in model.named_parameters():
+        key = name.rpartition(".")[2]
+        if key.endswith("_conv"):
+            parameter.zero_()
+        elif key == "rel_proj":
+            # Each of the query's features speaks for distances up to a reach of its own.
+            num_features, extent = parameter.shape
+            reach = torch.logspace(0, math.log10(extent), num_features)[:, None]
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(0.3 * torch.exp(-torch.arange(extent) / reach) + 0.01 * noise)
+        elif parameter.ndim == 1:
+            parameter.fill_(constant.get(key, 1.0))
+        else:
+            scale = branch if key.endswith("down") else 1.0
+            scale *= parameter.shape[-1] ** -0.5
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * spread.get(key, scale))
