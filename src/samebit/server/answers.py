@@ -7,15 +7,14 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
-from samebit.core.errors import EngineDeadError, SamebitError, StepError
+from samebit.core.errors import SamebitError, StepError
 from samebit.core.request import EngineOutput
 from samebit.engine.client import merge
 from samebit.engine.tokenizer import Tokenizer
 from samebit.server.errors import describe
 from samebit.server.response_models import Choice, PromptTokensDetails, Usage
-from samebit.server.shapes import ChatShape, CompletionShape, Shape, chat_prompt_logprobs
+from samebit.server.shapes import ChatShape, CompletionShape, Shape
 from samebit.server.translate import Job
 
 _DONE = b"data: [DONE]\n\n"
@@ -26,9 +25,7 @@ class Answer:
 
     def __init__(self, job: Job, tokenizer: Tokenizer, *, is_chat: bool, model: str, fingerprint: str) -> None:
         self._job = job
-        self._tokenizer = tokenizer
         self._shape: Shape = ChatShape(job, tokenizer) if is_chat else CompletionShape(job, tokenizer)
-        self._is_chat = is_chat
         self._model = model
         self._fingerprint = fingerprint
         self._index_of = {request.request_id: index for index, request in enumerate(job.requests)}
@@ -42,18 +39,14 @@ class Answer:
             self._count(output)
             parts.setdefault(output.request_id, []).append(output)
         merged = [merge(parts[request.request_id]) for request in self._job.requests]
-        extra: dict[str, Any] = {"seed": self._job.seed, "usage": self._usage()}  # Any: fields of the answer types
-        if self._is_chat:
-            if self._job.wants_token_ids:
-                extra["prompt_token_ids"] = self._job.requests[0].prompt_token_ids
-            extra["prompt_logprobs"] = chat_prompt_logprobs(self._job, self._tokenizer, merged[0])
         choices = [self._shape.whole(index, output) for index, output in enumerate(merged)]
+        extra = {"seed": self._job.seed, "usage": self._usage(), **self._shape.beside_choices(merged[0])}
         return self._encode(choices, self._shape.answer_type, self._shape.object_name, **extra)
 
     async def events(self, first: EngineOutput, outputs: AsyncIterator[EngineOutput]) -> AsyncGenerator[bytes, None]:
         """The events of a streamed answer; `first` was taken from `outputs` before. An error is an event and the last."""
         options = self._job.stream_options
-        seed: Any = {"seed": self._job.seed}  # Any: as in `whole`
+        seed: dict[str, Any] = {"seed": self._job.seed}  # Any: fields of the answer types
         for index in range(len(self._job.requests)):
             opening = self._shape.opening(index)
             if opening is not None:
@@ -76,8 +69,6 @@ class Answer:
     def _count(self, output: EngineOutput) -> None:
         if output.finish_reason == "error":
             raise StepError(output.error or "the request failed")
-        if output.finish_reason == "abort":
-            raise EngineDeadError("the request was ended by the server")
         index = self._index_of[output.request_id]
         self._num_tokens[index] += 0 if self._job.is_scoring else len(output.token_ids)
         self._num_cached[index] = output.num_cached_tokens
@@ -88,7 +79,7 @@ class Answer:
         answer = sum(self._num_tokens)
         return Usage(prompt, answer, prompt + answer, PromptTokensDetails(sum(self._num_cached[::step])))
 
-    def _event(self, choices: list[Choice], **extra: Any) -> bytes:  # Any: as in `whole`
+    def _event(self, choices: list[Choice], **extra: Any) -> bytes:  # Any: as in `events`
         options = self._job.stream_options
         if "usage" not in extra and (options.include_usage or options.continuous_usage_stats):
             extra["usage"] = self._usage() if options.continuous_usage_stats else None
@@ -96,7 +87,7 @@ class Answer:
 
     def _encode(
         self, choices: list[Choice], kind: type[msgspec.Struct], name: str, **extra: Any
-    ) -> bytes:  # Any: as in `whole`
+    ) -> bytes:  # Any: as in `events`
         fields = {
             "id": self._job.id,
             "object": name,
@@ -105,8 +96,7 @@ class Answer:
             "system_fingerprint": self._fingerprint,
             "choices": choices,
         }
-        given = {key: value for key, value in extra.items() if value is not UNSET}
-        return msgspec.json.encode(kind(**fields, **given))
+        return msgspec.json.encode(kind(**fields, **extra))
 
 
 async def _chain(first: EngineOutput, rest: AsyncIterator[EngineOutput]) -> AsyncIterator[EngineOutput]:

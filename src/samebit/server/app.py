@@ -104,9 +104,7 @@ class Service:
 
     async def model(self, request: Request) -> Response:
         """Describe the model."""
-        name = request.path_params["name"]
-        if name != self._translator.served_name:
-            raise HttpError(404, f"model {name!r} does not exist", param="model", code="model_not_found")
+        self._translator.check_model(request.path_params["name"])
         return _json(self._card())
 
     async def health(self, request: Request) -> Response:

@@ -1,6 +1,6 @@
 """What one sample gained, as a choice of the endpoint that asked. Knows both endpoints' shapes, and nothing of sockets."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -41,6 +41,9 @@ class Shape(Protocol):
 
     def whole(self, index: int, output: EngineOutput) -> Choice:
         """A choice that is complete."""
+
+    def beside_choices(self, output: EngineOutput) -> dict[str, Any]:  # Any: fields of the answer types
+        """What a body says once for all choices; `output` is the first one's."""
 
 
 class ChatShape:
@@ -83,6 +86,14 @@ class ChatShape:
             token_ids=_token_ids(self._job, output),
         )
 
+    def beside_choices(self, output: EngineOutput) -> dict[str, Any]:  # Any: fields of the answer types
+        """The prompt, where it is wanted: a conversation has one."""
+        job = self._job
+        return {
+            "prompt_token_ids": job.requests[0].prompt_token_ids if job.wants_token_ids else UNSET,
+            "prompt_logprobs": _prompt_logprobs(job, self._tokenizer, output),
+        }
+
 
 class CompletionShape:
     """Answers of /v1/completions; with `echo` the prompt comes first."""
@@ -116,6 +127,10 @@ class CompletionShape:
         """Prompt, if wanted, and answer."""
         return self._choice(index, output, is_first=True)
 
+    def beside_choices(self, output: EngineOutput) -> dict[str, Any]:  # Any: fields of the answer types
+        """Nothing: each choice has its own prompt."""
+        return {}
+
     def _choice(self, index: int, output: EngineOutput, *, is_first: bool) -> CompletionChoice:
         job, request = self._job, self._job.requests[index]
         if job.is_scoring:
@@ -125,7 +140,6 @@ class CompletionShape:
         if is_first and job.echo:
             prompt_text = self._tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
             text = prompt_text + text
-        wants_prompt = is_first and job.wants_prompt_logprobs
         return CompletionChoice(
             index=index,
             text=text,
@@ -134,7 +148,7 @@ class CompletionShape:
             stop_reason=output.stop_reason,
             token_ids=_token_ids(job, output),
             prompt_token_ids=request.prompt_token_ids if is_first and job.wants_token_ids else UNSET,
-            prompt_logprobs=prompt_logprobs(self._tokenizer, output.prompt_logprobs) if wants_prompt else UNSET,
+            prompt_logprobs=_prompt_logprobs(job, self._tokenizer, output) if is_first else UNSET,
         )
 
     def _logprobs(
@@ -153,8 +167,7 @@ class CompletionShape:
         return join(prompt.prompt(request.prompt_token_ids, output.prompt_logprobs), answer)
 
 
-def chat_prompt_logprobs(job: Job, tokenizer: Tokenizer, output: EngineOutput) -> PromptLogprobs | UnsetType:
-    """The logprobs of a chat's prompt, which all its samples share, where they are wanted."""
+def _prompt_logprobs(job: Job, tokenizer: Tokenizer, output: EngineOutput) -> PromptLogprobs | UnsetType:
     return prompt_logprobs(tokenizer, output.prompt_logprobs) if job.wants_prompt_logprobs else UNSET
 
 

@@ -74,7 +74,7 @@ class Translator:
 
     async def chat(self, body: ChatBody) -> Job:
         """The job of a chat body. Raises InvalidRequestError, or HttpError for an unknown model."""
-        self._check_model(body.model)
+        self.check_model(body.model)
         if body.top_logprobs is not None and not body.logprobs:
             raise InvalidRequestError("top_logprobs: needs logprobs=true", param="top_logprobs")
         num_top = (body.top_logprobs or 0) if body.logprobs else None
@@ -91,7 +91,7 @@ class Translator:
 
     async def complete(self, body: CompletionBody) -> Job:
         """The job of a completion body. Raises as `chat`."""
-        self._check_model(body.model)
+        self.check_model(body.model)
         _check_range("logprobs", body.logprobs)
         limit = _COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         is_scoring = bool(body.echo) and limit == 0
@@ -100,7 +100,8 @@ class Translator:
         prompts = await _in_thread_if(size > _LARGE_CHARS, lambda: self._encode_all(body))
         return self._job("cmpl", body, prompts, params, body.logprobs, echo=bool(body.echo), is_scoring=is_scoring)
 
-    def _check_model(self, name: str | None) -> None:
+    def check_model(self, name: str | None) -> None:
+        """Raise HttpError unless `name` is what the model is served as, or None."""
         if name is not None and name != self.served_name:
             raise HttpError(
                 404,
