@@ -40,7 +40,7 @@ def read_state(engine: Engine, namespace: str, tokens: list[int], seen: SeenMemo
     checkpoints = [node.checkpoint for node in path if node.checkpoint is not None]
     if not checkpoints:
         return []
-    pools: StatePools = engine._runner._pools  # noqa: SLF001 - an audit looks at what nobody else may
+    pools = engine.pools
     parts: list[StatePart] = []
     for g, group in enumerate(pools.geometry.layout.groups):
         if group.window is None:

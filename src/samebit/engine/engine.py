@@ -44,14 +44,14 @@ class Engine:
         self.tokenizer = Tokenizer(folder)
         kernels, model = _load_certified(config, folder, device)
         geometry, max_length = size_pools(config, model.state_layout(), model.max_length)
-        self.pools = pools = StatePools(geometry, device, poison=config.poison)
+        self.pools = StatePools(geometry, device, poison=config.poison)
         self.manager = StateManager(
             geometry,
             enable_caching=config.enable_prefix_caching,
             order_seed=config.schedule.seed if config.poison else None,
         )
         self.scheduler = Scheduler(config, self.manager, max_length)
-        self._runner = LocalRunner(model, kernels, pools, device, config.graph)
+        self._runner = LocalRunner(model, kernels, self.pools, device, config.graph)
         self._outputs = OutputProcessor(self.tokenizer)
         self._totals = {"generation_tokens": 0, "failed_steps": 0}
         profile = numerics_profile(config, kernels)
@@ -145,7 +145,7 @@ class Engine:
 def _load_certified(config: EngineConfig, folder: Path, device: torch.device) -> tuple[KernelSet, CausalLM]:
     """The model, and kernels that have just proved row-pure for each of its shapes on this host."""
     try:
-        kernels = select_kernels(config.kernels, config.num_threads or os.cpu_count() or 1)
+        kernels = select_kernels(config.kernels, config.num_threads or len(os.sched_getaffinity(0)))
     except NativeUnavailableError as error:
         raise ConfigError(f"kernels={config.kernels!r}: {error}") from error
     model = load_model(folder, kernels, device)
