@@ -24,8 +24,8 @@ def test_an_audit_of_a_model_writes_its_reports(small_model, tmp_path):
     names = [cell["request"] for cell in report["scenarios"][0]["cells"]]
     assert names[:2] == ["line 1", "line 1, sample 1"]
     assert len(names) == 5
-    assert len(done.stderr.splitlines()) == len(report["scenarios"]) == 27
-    assert page.read_text().count("<rect ") == 27 * 5
+    assert len(done.stderr.splitlines()) == len(report["scenarios"]) == 54
+    assert page.read_text().count("<rect ") == 54 * 5
 
 
 def test_an_audit_that_proves_too_little_fails(small_model):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from samebit.audit.scenarios import CACHES, CHUNKS, COMPANIES, all_scenarios
+from samebit.audit.scenarios import CACHES, CHUNKS, COMPANIES, EXECUTIONS, all_scenarios
 from samebit.core.config import EngineConfig, Schedule
 from samebit.engine.engine import Engine
 
@@ -114,7 +114,7 @@ def sound(audit_small):
 
 def test_a_sound_engine_passes_in_every_scenario(sound):
     assert (sound.status, sound.mismatches, sound.problems, sound.first_difference) == (0, 0, [], None)
-    assert len(sound.scenarios) == len(CACHES) * len(COMPANIES) * len(CHUNKS) == 27
+    assert len(sound.scenarios) == len(CACHES) * len(COMPANIES) * len(CHUNKS) * len(EXECUTIONS) == 54
     assert all(cell.observations for result in sound.scenarios for cell in result.cells)
 
 
@@ -125,7 +125,7 @@ def test_totals_are_the_sums_of_the_cells(sound):
     assert sound.requests["hits"] == sum(cell.hits for cell in cells) > 0
     assert sound.positions == sum(cell.positions for cell in cells)
     # Every answer has 14 tokens; a hit scenario runs each prompt twice.
-    assert sum(cell.runs for cell in cells) == 6 * (27 + 9)
+    assert sum(cell.runs for cell in cells) == 6 * (54 + 18)
     assert sound.positions >= 14 * sum(cell.runs for cell in cells)
 
 
@@ -228,15 +228,16 @@ def test_engines_are_poisoned_and_the_reference_has_one_thread_and_no_disturbanc
         configs.append(config)
         return Engine(config)
 
-    audit_small(COLD, PREEMPTED, "off/solo/7/eager", make_engine=make)
+    audit_small(COLD, PREEMPTED, "off/solo/7/trace", make_engine=make)
     assert all(config.poison for config in configs)
     reference, cold, preempted, off = configs
     assert (reference.num_threads, reference.schedule, is_reference(reference)) == (1, Schedule(), True)
     assert (cold.schedule.preempt_percent, cold.enable_prefix_caching, is_reference(cold)) == (0, True, False)
     assert preempted.schedule.preempt_percent > 0
+    assert [config.graph for config in configs] == ["eager", "eager", "eager", "trace"]
     assert (off.enable_prefix_caching, off.schedule.chunk_sizes) == (False, (7,))
 
 
 def test_scenarios_are_every_combination_once():
     found = all_scenarios()
-    assert len({scenario.name for scenario in found}) == len(found) == 27
+    assert len({scenario.name for scenario in found}) == len(found) == 54

@@ -14,7 +14,9 @@ CACHES = ("off", "cold", "hit")
 COMPANIES = ("solo", "batch", "preempted")
 CHUNKS: dict[str, tuple[int, ...]] = {"whole": (), "7": (7,), "mixed": (1, 33, 5, 16)}
 # A way of executing a step, and the engine settings that choose it.
-EXECUTIONS: dict[str, dict[str, Any]] = {"eager": {}}  # Any: values of EngineConfig's fields
+EXECUTIONS: dict[str, dict[str, Any]] = {
+    name: {"graph": name} for name in ("eager", "trace")
+}  # Any: values of EngineConfig's fields
 
 _PREEMPT_PERCENT = 20
 

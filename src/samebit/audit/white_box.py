@@ -98,6 +98,7 @@ def _reference_config(base: EngineConfig) -> EngineConfig:
         max_num_batched_tokens=max(_REFERENCE_STEP, base.max_num_batched_tokens),
         checkpoint_interval=base.page_size,
         enable_prefix_caching=True,
+        graph="eager",
         schedule=Schedule(),
     )
 
