@@ -21,7 +21,6 @@ from samebit.core.request import EngineOutput
 from samebit.engine.client import AsyncEngineClient, OutputStream
 from samebit.engine.metrics import ServerMetrics
 from samebit.server.answers import Answer
-from samebit.server.body import parse_body
 from samebit.server.errors import DrainingError, HttpError, error_response
 from samebit.server.openapi import operation, with_schemas
 from samebit.server.request_models import ChatBody, CompletionBody
@@ -35,7 +34,7 @@ from samebit.server.response_models import (
     Version,
 )
 from samebit.server.translate import Job, Translator
-from samebit.server.transport import ClientGoneError, EventStream, unless_gone
+from samebit.server.transport import ClientGoneError, EventStream, parse_body, unless_gone
 
 _CLIENT_CLOSED_REQUEST = 499
 
