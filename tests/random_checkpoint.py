@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from samebit.models.hash import byte_tokenizer
+
 VOCAB = 272
 
 # Odd sizes on purpose: a window of 6 with pages of 4, K = 4, extents shorter than contexts, GQA that differs by kind.
@@ -50,7 +52,7 @@ def write_checkpoint(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.
     config = {"model_type": "inkling_mm_model", "eos_token_id": VOCAB - 1, "text_config": text}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text(json.dumps(_byte_tokenizer()))
+    (folder / "tokenizer.json").write_text(json.dumps(byte_tokenizer(VOCAB)))
     tensors = _tensors(text, torch.Generator().manual_seed(seed))
     keep = ("mlp.gate.bias", "mlp.gate.global_scale")
     save_file(
@@ -121,22 +123,4 @@ def _experts(c: dict[str, Any], noise: Any) -> dict[str, Tensor]:
         "mlp.experts.w2_weight": noise(routed, hidden, width),
         "mlp.shared_experts.shared_w13_weight": noise(shared, 2 * width, hidden),
         "mlp.shared_experts.shared_w2_weight": noise(shared, hidden, width),
-    }
-
-
-def _byte_tokenizer() -> dict[str, Any]:
-    """Ids 0..255 are the bytes; the ids above are control tokens."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in plain]
-    alphabet = {byte: chr(byte) for byte in plain} | {byte: chr(256 + n) for n, byte in enumerate(others)}
-    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    return {
-        "version": "1.0",
-        "added_tokens": [{"id": i, "content": f"<|control_{i}|>", **special} for i in range(256, VOCAB)],
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": {alphabet[b]: b for b in range(256)}, "merges": []},
     }

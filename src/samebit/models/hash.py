@@ -185,7 +185,7 @@ def save_hash(folder: Path, config: HashConfig) -> Path:
     config.validate()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_bytes(msgspec.json.encode(config))
-    (folder / "tokenizer.json").write_text(json.dumps(_byte_tokenizer(config.vocab_size)), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(json.dumps(byte_tokenizer(config.vocab_size)), encoding="utf-8")
     return folder
 
 
@@ -245,8 +245,8 @@ def _wrapped(word: int) -> int:
     return (word + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def _byte_tokenizer(vocab_size: int) -> dict[str, Any]:
-    """Ids 0..255 are the bytes, spelled as byte-level BPE spells them; the ids above are control tokens."""
+def byte_tokenizer(vocab_size: int) -> dict[str, Any]:  # Any: JSON
+    """A tokenizer.json. Ids 0..255 are the bytes, spelled as byte-level BPE spells them; the ids above are control tokens."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]
     alphabet = {byte: chr(byte) for byte in plain} | {byte: chr(256 + n) for n, byte in enumerate(others)}
