@@ -85,8 +85,7 @@ class StateManager:
 
     def match_length(self, namespace: str, tokens: list[int], limit: int) -> int:
         """Tokens of the deepest checkpoint with at most `limit` tokens of `tokens`."""
-        path = self.tree.walk(namespace, tokens, limit)
-        return max((node.num_tokens for node in path if node.checkpoint), default=0)
+        return _depth(self.tree.walk(namespace, tokens, limit)) * self.geometry.page_size
 
     def admit(self, namespace: str, tokens: list[int], limit: int) -> SequenceState | None:
         """A new sequence at the deepest checkpoint with at most `limit` tokens of `tokens`; None without a free slot."""
@@ -94,7 +93,7 @@ class StateManager:
         if slot is None:
             return None
         path = self.tree.walk(namespace, tokens, limit) if self.enable_caching else []
-        depth = max((i + 1 for i, node in enumerate(path) if node.checkpoint), default=0)
+        depth = _depth(path)
         checkpoint = path[depth - 1].checkpoint if depth else None
         self._num_owners += 1
         state = SequenceState(
@@ -362,3 +361,8 @@ class StateManager:
             return False
         self.drop_checkpoint(checkpoint)
         return True
+
+
+def _depth(path: list[Node]) -> int:
+    """Nodes from the first of a path to the deepest that has a checkpoint."""
+    return max((place for place, node in enumerate(path, start=1) if node.checkpoint), default=0)
