@@ -12,8 +12,7 @@ from samebit.audit.http import Limits
 from samebit.audit.page import render_page
 from samebit.audit.text import print_report
 from samebit.audit.values import BlackBoxReport, Check, Report
-from samebit.core.errors import ConfigError
-from samebit.engine.batch_file import check_target
+from samebit.engine.batch_file import check_target, write_target
 
 
 def audit_url(
@@ -41,17 +40,10 @@ def finish(report: Report, json_file: Path | None, html_file: Path | None) -> in
     if json_file is not None:
         write_json(json_file, report)
     if html_file is not None:
-        _write(html_file, render_page(report).encode())
+        write_target(html_file, render_page(report).encode())
     return report.status
 
 
 def write_json(path: Path, report: msgspec.Struct) -> None:
-    """Write a report, indented. Raises ConfigError if the file cannot be written."""
-    _write(path, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+    """Write a report, indented. Raises InvalidRequestError if the file cannot be written."""
+    write_target(path, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")

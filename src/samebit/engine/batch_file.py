@@ -65,8 +65,13 @@ def check_target(path: Path) -> None:
 
 def write_outputs(path: Path, outputs: Sequence[RequestOutput]) -> None:
     """Write one RequestOutput a line. Raises InvalidRequestError if the file cannot be written."""
+    write_target(path, b"".join(msgspec.json.encode(output) + b"\n" for output in outputs))
+
+
+def write_target(path: Path, data: bytes) -> None:
+    """Write a file. Raises InvalidRequestError if it cannot be written."""
     try:
-        path.write_bytes(b"".join(msgspec.json.encode(output) + b"\n" for output in outputs))
+        path.write_bytes(data)
     except OSError as error:
         raise InvalidRequestError(f"{path}: {error.strerror}") from error
 
