@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, settings
 # Slow machines are no failure, and a run must be the same run again.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("ci", derandomize=True, max_examples=50, **_COMMON)
+# For a second run of the same tests with slow kernels.
+settings.register_profile("brief", derandomize=True, max_examples=8, **_COMMON)
 settings.register_profile("fuzz", max_examples=2000, **_COMMON)
 settings.load_profile("ci")
 

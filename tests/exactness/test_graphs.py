@@ -11,7 +11,7 @@ from tests.driving import make_request, run, run_alone
 from tests.exactness.test_small_model import pools, schedules, traffic
 
 
-@settings(max_examples=12)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(traffic=traffic(), schedule=schedules, pools=pools)
 def test_replayed_steps_give_the_bits_of_a_cold_solo_eager_run(make_engine, cold, traffic, schedule, pools):
     requests, arrivals = traffic

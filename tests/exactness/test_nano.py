@@ -27,9 +27,9 @@ class Cache:
 
 
 @pytest.fixture(scope="module")
-def make_nano(kernel_kind):
+def make_nano():
     def make(**settings):
-        return Engine(EngineConfig(**{"kernels": kernel_kind, "num_threads": 1, "poison": True, **POOLS, **settings}))
+        return Engine(EngineConfig(**{"num_threads": 1, "poison": True, **POOLS, **settings}))
 
     return make
 

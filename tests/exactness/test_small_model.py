@@ -52,7 +52,7 @@ def traffic(draw):
     return requests, arrivals
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(traffic=traffic(), schedule=schedules, pools=pools, budget=st.sampled_from([8, 20, 256]))
 def test_any_mixture_gives_the_bits_of_a_cold_solo_run(make_engine, cold, traffic, schedule, pools, budget):
     requests, arrivals = traffic
