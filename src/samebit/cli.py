@@ -242,8 +242,8 @@ def audit(
     prompts: Annotated[
         Path | None, typer.Option("--prompts", help="JSON Lines as for generate --input, audited too.")
     ] = None,
-    num_prompts: Annotated[int, typer.Option("--num-prompts", help="Built-in prompts.", min=0)] = 16,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Tokens of each answer to those.", min=1)] = 40,
+    num_prompts: Annotated[int, typer.Option("--num-prompts", help="Built-in prompts.", min=0)] = 12,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Tokens of each answer to those.", min=1)] = 32,
     seed: Annotated[int, typer.Option("--seed", help="Chooses prompts and disturbances.", min=0)] = 0,
     num_threads: NumThreads = None,
     kernels: Kernels = None,
