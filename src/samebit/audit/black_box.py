@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from samebit.audit.battery import PROMISES, NotCheckableError, Promise, Sent, Size, Talk
-from samebit.audit.environment import this_environment
 from samebit.audit.http import HttpClient, Limits, RefusedError, SpentError
 from samebit.audit.session import Session, choose_model
-from samebit.audit.values import BlackBoxReport, Check, Verdict
+from samebit.audit.values import BlackBoxReport, Check, Environment, Verdict
 
 _MAX_TOKENS = 32
 _PROMPT_CHARS = 1000
@@ -31,7 +30,7 @@ def audit_server(
 ) -> BlackBoxReport:
     """Audit the server whose OpenAI-compatible API lies at `url`. Raises ConfigError when nothing there can be asked."""
     started = time.monotonic()
-    environment = this_environment()
+    environment = Environment.here()
     client = HttpClient(url, api_key, limits or Limits())
     session = Session(client, choose_model(client, model), seed)
     checks = []

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
+import platform
+from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
@@ -81,13 +85,28 @@ class ScenarioResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the audit ran."""
+    """Where the audit ran, and since when (UTC)."""
 
     samebit: str
     python: str
     machine: str
     num_cpus: int
     started: str
+
+    @staticmethod
+    def here() -> Environment:
+        """This process, now."""
+        try:
+            version = importlib.metadata.version("samebit")
+        except importlib.metadata.PackageNotFoundError:
+            version = "not installed"
+        return Environment(
+            samebit=version,
+            python=platform.python_version(),
+            machine=f"{platform.system()} {platform.machine()}",
+            num_cpus=os.cpu_count() or 1,
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
 
 
 class WhiteBoxReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="white-box"):

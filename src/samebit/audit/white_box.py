@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from samebit.audit.compare import Comparison, Reference, compare, make_reference, order
-from samebit.audit.environment import this_environment
 from samebit.audit.prompts import sibling
 from samebit.audit.recording import WHOLE_ANSWER, AuditPrompt, Record, record_runs
 from samebit.audit.scenarios import CHUNKS, Scenario, all_scenarios
 from samebit.audit.state import SeenMemory
-from samebit.audit.values import Cell, Counts, Difference, ScenarioResult, WhiteBoxReport
+from samebit.audit.values import Cell, Counts, Difference, Environment, ScenarioResult, WhiteBoxReport
 from samebit.core.config import EngineConfig, Schedule
 from samebit.engine.engine import Engine
 
@@ -45,7 +44,7 @@ def audit_model(
     ConfigError, ModelError or InvalidRequestError when the audit cannot run.
     """
     started = time.monotonic()
-    environment = this_environment()
+    environment = Environment.here()
     wanted = all_scenarios() if scenarios is None else list(scenarios)
     size = config.page_size
     base = msgspec.structs.replace(config, poison=True, checkpoint_interval=2 * size)
