@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.recall import NeverWritten
 from samebit import LLM
-from samebit.bench.dialogues import Fact, Spoken
 from samebit.bench.recall import NUM_TURNS, PAGE_SIZE, SETTINGS, make_problems, run_arm, table
 from samebit.core.errors import InvalidRequestError
+from samebit.dialogues import Fact, Spoken
 
 
 def make_llm(**settings):

@@ -11,8 +11,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samebit.bench.dialogues import Spoken, Turn, facts, question, small_talk
 from samebit.core.request import RequestOutput, SamplingParams
+from samebit.dialogues import Spoken, Turn, facts, question, small_talk
 from samebit.engine.llm import LLM
 
 PAGE_SIZE = 16

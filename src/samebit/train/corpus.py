@@ -23,7 +23,9 @@ _PERMISSIVE = re.compile(
     r"\b(MIT(-0|-CMU)?|BSD|Apache|PSF|Python Software Foundation|ISC|Zlib|Unlicense|0BSD|HPND|CC0|Public Domain)\b",
     re.IGNORECASE,
 )
-_OTHER = re.compile(r"\b([AL]?GPL|GNU|MPL|Mozilla|EPL|EUPL|CeCILL|SSPL|BUSL|Commercial|Proprietary|NVIDIA)", re.IGNORECASE)
+_OTHER = re.compile(
+    r"\b([AL]?GPL|GNU|MPL|Mozilla|EPL|EUPL|CeCILL|SSPL|BUSL|Commercial|Proprietary|NVIDIA)", re.IGNORECASE
+)
 # Vendored copies have licences of their own; generated tables teach nothing.
 _SKIPPED = re.compile(
     r"(^|/)(_?vendor(ed)?|_vendor|extern|third_party|3rdparty|pydoc_data|__pycache__|site-packages|dist-packages)(/|$)|"

@@ -6,10 +6,12 @@ A byte-level BPE with Inkling's message tokens as its first ids. Streams are uin
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import lzma
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,13 +128,25 @@ def sentences(packages: Iterable[Package], per_package: int = 800, most: int = 2
     for package in packages:
         of_package: set[str] = set()
         for text in package.texts:
-            for docstring in re.findall(r'"""(.{60,1200}?)"""', text, re.DOTALL)[:6]:
+            for docstring in _docstrings(text):
                 parts = re.split(r"(?<=[.!?])\s+", " ".join(docstring.split()))
                 of_package.update(
                     p for p in parts if 45 <= len(p) <= 170 and p.count(" ") > 5 and _SENTENCE.fullmatch(p)
                 )
-        found.update(sorted(of_package, key=_fraction)[:per_package])
+            if len(of_package) >= per_package:
+                break
+        found |= of_package
     return sorted(found, key=_fraction)[:most]
+
+
+def _docstrings(text: str) -> list[str]:
+    try:
+        with warnings.catch_warnings(action="ignore"):  # other people's escape sequences
+            tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):  # templates and older dialects are text too
+        return []
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return [found for node in ast.walk(tree) if isinstance(node, kinds) for found in [ast.get_docstring(node)] if found]
 
 
 def _encoded(tokenizer: Tokenizer, packages: Iterable[Package]) -> tuple[list[TokenStream], int]:

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from samebit.core.errors import InvalidRequestError
 from samebit.engine.tokenizer import Tokenizer
 
-_ADJECTIVES = (
+ADJECTIVES = (
     "amber bright calm clever copper dusty golden hidden ivory marble narrow olive quiet rusty silver wooden".split()
 )
-_NOUNS = "anchor beacon bridge cabin camera castle clock engine ferry garden harbor lantern library market tower wagon".split()
+NOUNS = "anchor beacon bridge cabin camera castle clock engine ferry garden harbor lantern library market tower wagon".split()
 _ATTRIBUTES = ("access code", "room number", "price", "color", "owner", "location")
-_COLORS = "black blue brown gold gray green orange pink purple red teal white yellow".split()
-_NAMES = (
+COLORS = "black blue brown gold gray green orange pink purple red teal white yellow".split()
+NAMES = (
     "Ada Boris Clara Daniel Elena Felix Greta Hugo Ines Jonas Karim Lina Marta Nora Oscar Petra Ravi Sofia Vera".split()
 )
-_CITIES = "Athens Berlin Cairo Denver Geneva Helsinki Kyoto Lagos Lima Madrid Oslo Paris Quito Riga Seoul Tunis Vienna".split()
-_OPENINGS = (
+CITIES = "Athens Berlin Cairo Denver Geneva Helsinki Kyoto Lagos Lima Madrid Oslo Paris Quito Riga Seoul Tunis Vienna".split()
+OPENINGS = (
     "",
     "By the way. ",
     "Thanks. ",
@@ -33,14 +33,14 @@ _OPENINGS = (
     "Before I forget. ",
     "Okay. ",
 )
-_STATE = (
+STATE = (
     "The {key} is {value}.",
     "Remember that the {key} is {value}.",
     "Please note: the {key} is {value}.",
     "For later, the {key} is {value}.",
 )
-_ASK = ("What is the {key}?", "Can you tell me the {key}?", "Remind me, what is the {key}?")
-_TALK = (
+ASK = ("What is the {key}?", "Can you tell me the {key}?", "Remind me, what is the {key}?")
+TALK = (
     "I had a long day at work.",
     "The weather is nice today.",
     "Let us go on with the plan.",
@@ -50,7 +50,7 @@ _TALK = (
     "My train was late again.",
     "The meeting went well.",
 )
-_REPLIES = ("Noted.", "I see.", "That makes sense.", "Good to know.", "Understood.")
+REPLIES = ("Noted.", "I see.", "That makes sense.", "Good to know.", "Understood.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Fact:
 
 def facts(rng: random.Random, count: int) -> list[Fact]:
     """Facts about different things."""
-    things = rng.sample([f"{a} {n}" for a in _ADJECTIVES for n in _NOUNS], count)
+    things = rng.sample([f"{a} {n}" for a in ADJECTIVES for n in NOUNS], count)
     return [
         Fact(f"{attribute} of the {thing}", _value(rng, attribute))
         for thing in things
@@ -82,12 +82,12 @@ def facts(rng: random.Random, count: int) -> list[Fact]:
 
 def small_talk(rng: random.Random) -> Turn:
     """A turn in which nothing is stated or asked."""
-    return Turn(rng.choice(_OPENINGS) + rng.choice(_TALK), rng.choice(_REPLIES))
+    return Turn(rng.choice(OPENINGS) + rng.choice(TALK), rng.choice(REPLIES))
 
 
 def question(rng: random.Random, fact: Fact) -> Turn:
     """A turn that asks for a fact."""
-    return Turn(rng.choice(_ASK).format(key=fact.key), f"The {fact.key} is {fact.value}.", fact.value)
+    return Turn(rng.choice(ASK).format(key=fact.key), f"The {fact.key} is {fact.value}.", fact.value)
 
 
 class Spoken:
@@ -122,10 +122,10 @@ class Spoken:
 
         The next request that hits the prefix cache starts there, and computes the value on what the cache holds.
         """
-        reply = rng.choice(_REPLIES)
+        reply = rng.choice(REPLIES)
         for _ in range(500):
-            opening = "".join(rng.choice(_OPENINGS) for _ in range(3)) if behind_boundary else rng.choice(_OPENINGS)
-            before, after = rng.choice(_STATE).format(key=fact.key, value="\0").split("\0")
+            opening = "".join(rng.choice(OPENINGS) for _ in range(3)) if behind_boundary else rng.choice(OPENINGS)
+            before, after = rng.choice(STATE).format(key=fact.key, value="\0").split("\0")
             turn = Turn(opening + before + fact.value + after, reply)
             if not behind_boundary:
                 return turn
@@ -150,4 +150,4 @@ def _value(rng: random.Random, attribute: str) -> str:
         return str(rng.randrange(100, 1000))
     if attribute == "price":
         return f"{rng.randrange(11, 999)} dollars"
-    return rng.choice({"color": _COLORS, "owner": _NAMES, "location": _CITIES}[attribute])
+    return rng.choice({"color": COLORS, "owner": NAMES, "location": CITIES}[attribute])

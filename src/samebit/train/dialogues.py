@@ -1,0 +1,310 @@
+"""Seeded training dialogues and recall probes in Inkling's message format.
+
+Facts are stated, corrected several times and asked for much later, among code, prose, tool calls and JSON answers. Probes use
+names and sentences that no training dialogue has. Knows a tokenizer, no model.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tokenizers import Tokenizer
+
+from samebit.core.errors import ConfigError
+from samebit.train.tokens import DOCUMENT_START, SPECIAL_TOKENS, TokenStream
+from samebit.train.tools import ToolUse, declaration, tool_use
+from samebit.train.words import (
+    ACKNOWLEDGED,
+    ANSWERS,
+    EFFORTS,
+    PHRASES,
+    SEEN_CODE,
+    SHOW_CODE,
+    SYSTEM,
+    Split,
+    Subject,
+    subject,
+    thing,
+)
+
+# Classes of tokens, which weigh differently in the loss: an answer can be known, a fresh value cannot be guessed.
+PLAIN, ANSWER, STATED = 0, 1, 2
+_SHORT = 1024
+
+Pieces = Sequence[tuple[str, int]]
+
+
+@dataclass(slots=True)
+class Known:
+    """A fact of the dialogue so far. `stated_at`: where its present value begins, in tokens."""
+
+    subject: Subject
+    value: str
+    stated_at: int = 0
+    num_corrections: int = 0
+    num_asked: int = 0
+
+    def fill(self, template: str, token_class: int) -> Pieces:
+        """The sentence in pieces; the value's has `token_class`, and in an answer the full stop belongs to it."""
+        before, mark, after = template.replace("{k}", self.subject.key).partition("{v}")
+        if not mark:
+            return [(before, PLAIN)]
+        # A space opens the token of the word behind it, so that pieces are encoded as the whole would be.
+        space = " " if before.endswith(" ") else ""
+        ends = after if token_class == ANSWER else ""
+        return [
+            (before.removesuffix(" "), PLAIN),
+            (space + self.value + ends, token_class),
+            (after[len(ends) :], PLAIN),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A dialogue that ends with an answer. `value`, `reply`: spans of tokens, the value's with its full stop."""
+
+    token_ids: list[int]
+    value: tuple[int, int]
+    reply: tuple[int, int]
+    distance: int
+    num_corrections: int
+
+
+@dataclass(slots=True)
+class Transcript:
+    """Token ids of a dialogue and the class of each."""
+
+    tokenizer: Tokenizer
+    token_ids: list[int] = field(default_factory=lambda: [DOCUMENT_START])
+    classes: list[int] = field(default_factory=lambda: [PLAIN])
+
+    def message(self, role: str, body: Pieces, *, content: str = "text", author: str = "") -> int:
+        """Add a message; where its first token that is not plain lies (its end, if there is none)."""
+        self._mark(f"message_{role}")
+        self._text(author, PLAIN)
+        self._mark(f"content_{content}")
+        begin = len(self.classes)
+        for text, token_class in body:
+            self._text(text, token_class)
+        marked = (i for i in range(begin, len(self.classes)) if self.classes[i] != PLAIN)
+        found = next(marked, len(self.classes))
+        self._mark("end_message")
+        return found
+
+    def code(self, role: str, opening: str, token_ids: Sequence[int]) -> None:
+        """Add a message that shows source code given as tokens."""
+        self._mark(f"message_{role}", "content_text")
+        self._text(f"{opening}\n```python\n", PLAIN)
+        self._extend([i for i in token_ids if i >= len(SPECIAL_TOKENS)], PLAIN)
+        self._text("\n```", PLAIN)
+        self._mark("end_message")
+
+    def use_tool(self, use: ToolUse) -> None:
+        """Add a question, the model's call, the tool's result and the answer."""
+        self.message("user", [(use.question, PLAIN)])
+        self.message("model", [(use.call, ANSWER)], content="invoke_tool_json", author=use.name)
+        self.end_turn()
+        self.message("tool", [(use.result, PLAIN)], author=use.name)
+        self.message("model", [(use.answer, ANSWER)])
+        self.end_turn()
+
+    def end_turn(self) -> None:
+        """The model stops here."""
+        self._mark("content_model_end_sampling")
+
+    def _text(self, text: str, token_class: int) -> None:
+        if text:
+            self._extend(self.tokenizer.encode(text, add_special_tokens=False).ids, token_class)
+
+    def _mark(self, *names: str) -> None:
+        self._extend([SPECIAL_TOKENS.index(f"<|{name}|>") for name in names], PLAIN)
+
+    def _extend(self, token_ids: Sequence[int], token_class: int) -> None:
+        self.token_ids += token_ids
+        self.classes += [token_class] * len(token_ids)
+
+
+class DialogueWriter:
+    """Writes one dialogue after another from `seed`; code and prose between facts come from the corpus."""
+
+    def __init__(self, tokenizer: Tokenizer, code: TokenStream, prose: Sequence[str], seed: int, split: Split) -> None:
+        if len(code) < _SHORT or not prose:
+            raise ConfigError(f"{len(code)} tokens of code and {len(prose)} sentences are too little for dialogues")
+        self._rng = random.Random(f"{split} {seed}")
+        self._tokenizer, self._code, self._prose, self._split = tokenizer, code, prose, split
+        self._begin()
+
+    def dialogue(self, length: int) -> tuple[list[int], list[int]]:
+        """Exactly `length` token ids and their classes; the end is cut where it comes."""
+        rng = self._rng
+        self._begin()
+        is_short = length <= _SHORT
+        state, ask = (0.24, 0.38) if is_short else (0.14, 0.42)
+        most_facts = 14 if is_short else rng.choice((12, 24, 40))
+        for _ in range(rng.choice((1, 2, 3))):
+            self._state(rng.choice((1, 2)))
+        while len(self._out.token_ids) < length:
+            draw = rng.random()
+            if draw < state and len(self._facts) < most_facts:
+                self._state(rng.choice((1, 1, 2, 3)))
+            elif draw < state + 0.08:
+                self._correct(rng.choice(self._facts))
+            elif draw < state + 0.08 + ask:
+                self._ask_something()
+            elif draw < state + 0.16 + ask:
+                self._exotic()
+            else:
+                self._filler(16, 60 + length // 16)
+        return self._out.token_ids[:length], self._out.classes[:length]
+
+    def probe(self, distance: int, num_corrections: int = 0) -> Probe:
+        """A question about a fact whose present value was stated about `distance` tokens before the answer's."""
+        rng = self._rng
+        self._begin()
+        for _ in range(rng.choice((1, 2))):
+            self._state(rng.choice((1, 2)))
+        fact = self._state(1)
+        for _ in range(num_corrections):
+            self._filler(16, 80)
+            self._correct(fact)
+        while (left := distance - self._since(fact)) > 140:
+            draw = rng.random()
+            others = [f for f in self._facts if f is not fact and f.num_asked < 2]
+            if draw < 0.22:
+                self._state(1)
+            elif draw < 0.45 and others:
+                self._ask(rng.choice(others))
+            else:
+                self._filler(16, max(20, min(260, left - 110)))
+        if (left := distance - self._since(fact) - 65) > 4:
+            self._show_code(left)
+        begin = self._ask(fact)
+        end = len(self._out.token_ids) - 2
+        value = next(i for i in range(begin, end) if self._out.classes[i] == ANSWER)
+        return Probe(self._out.token_ids, (value, end), (begin, end), value - fact.stated_at, num_corrections)
+
+    def _begin(self) -> None:
+        rng = self._rng
+        self._out = Transcript(self._tokenizer)
+        self._facts: list[Known] = []
+        self._tools: list[str] = []
+        if rng.random() < 0.5:
+            self._out.message("system", [(rng.choice(SYSTEM), PLAIN)])
+        if rng.random() < 0.3:
+            text, self._tools = declaration(rng)
+            self._out.message("system", [(text, PLAIN)], content="xml", author="tool_declare")
+        if rng.random() < 0.3:
+            self._out.message("system", [(f"Thinking effort level: {rng.choice(EFFORTS)}", PLAIN)])
+
+    def _since(self, fact: Known) -> int:
+        return len(self._out.token_ids) - fact.stated_at
+
+    def _new_fact(self) -> Known:
+        rng, taken = self._rng, {f.subject.key for f in self._facts}
+        while True:
+            found = subject(rng, self._split)
+            similar = [f.subject for f in self._facts if f.subject.kind == "thing"]
+            if found.kind == "thing" and similar and rng.random() < 0.35:
+                found = self._confusable(found, rng.choice(similar))
+            if found.key not in taken:
+                return Known(found, found.make(rng))
+
+    def _confusable(self, found: Subject, like: Subject) -> Subject:
+        """The attribute of a known fact elsewhere, or another attribute of the thing it is about."""
+        attribute, _, name = like.key.partition(" of the ")
+        if self._rng.random() < 0.5:
+            return Subject("thing", f"{attribute} of the {thing(self._rng, self._split)}", like.make)
+        return Subject("thing", f"{found.key.partition(' of the ')[0]} of the {name}", found.make)
+
+    def _state(self, count: int) -> Known:
+        """State facts, one message each; the last of them."""
+        for _ in range(count):
+            fact = self._new_fact()
+            self._facts.append(fact)
+            self._tell(fact, PHRASES[self._split][fact.subject.kind].state)
+        self._reply(ACKNOWLEDGED)
+        return fact
+
+    def _correct(self, fact: Known) -> None:
+        old = fact.value
+        while fact.value == old:
+            fact.value = fact.subject.make(self._rng)
+        fact.num_corrections += 1
+        self._tell(fact, PHRASES[self._split][fact.subject.kind].correct)
+        self._reply(ACKNOWLEDGED)
+
+    def _tell(self, fact: Known, templates: Sequence[str]) -> None:
+        fact.stated_at = self._out.message("user", fact.fill(self._rng.choice(templates), STATED))
+
+    def _reply(self, texts: Sequence[str]) -> None:
+        self._out.message("model", [(self._rng.choice(texts), PLAIN)])
+        self._out.end_turn()
+
+    def _ask_something(self) -> None:
+        """Ask for what was asked least and stated longest ago, or for anything."""
+        open_facts = [f for f in self._facts if f.num_asked < 3]
+        if open_facts:
+            oldest = min(open_facts, key=lambda f: (f.num_asked, f.stated_at))
+            self._ask(oldest if self._rng.random() < 0.5 else self._rng.choice(open_facts))
+
+    def _ask(self, fact: Known) -> int:
+        """Ask and answer; where the reply begins, right behind `<|message_model|>`."""
+        kind = fact.subject.kind
+        self._out.message("user", fact.fill(self._rng.choice(PHRASES[self._split][kind].ask), PLAIN))
+        begin = len(self._out.token_ids) + 1
+        self._out.message("model", fact.fill(ANSWERS[kind], ANSWER))
+        self._out.end_turn()
+        fact.num_asked += 1
+        return begin
+
+    def _exotic(self) -> None:
+        if self._tools and self._rng.random() < 0.6:
+            self._out.use_tool(tool_use(self._rng, self._tools))
+        else:
+            self._ask_json()
+
+    def _ask_json(self) -> None:
+        """Ask for up to three facts as one JSON object."""
+        facts = self._rng.sample(self._facts, min(len(self._facts), self._rng.choice((1, 2, 3))))
+        keys = ", ".join(f'"{f.subject.key}"' for f in facts)
+        self._out.message("user", [(f"Answer in JSON with the keys {keys}.", PLAIN)])
+        body: list[tuple[str, int]] = []
+        for number, fact in enumerate(facts):
+            opening = '", ' if number else "{"
+            body += [(f'{opening}"{fact.subject.key}": "', PLAIN), (fact.value, ANSWER)]
+        self._out.message("model", [*body, ('"}', PLAIN)])
+        self._out.end_turn()
+
+    def _filler(self, low: int, high: int) -> None:
+        """Talk about code or anything else for a while."""
+        rng = self._rng
+        if rng.random() < 0.55:
+            self._show_code(rng.randrange(low, high))
+            return
+        self._out.message("user", [(" ".join(rng.choice(self._prose) for _ in range(rng.choice((1, 1, 2, 3)))), PLAIN)])
+        self._reply(ACKNOWLEDGED if rng.random() < 0.6 else [rng.choice(self._prose)])
+
+    def _show_code(self, length: int) -> None:
+        begin = self._rng.randrange(max(1, len(self._code) - length))
+        snippet = [int(i) for i in self._code[begin : begin + length]]
+        self._out.code("user", self._rng.choice(SHOW_CODE), snippet)
+        self._reply(SEEN_CODE)
+
+
+def talk(seed: int, prose: Sequence[str]) -> str:
+    """Text with the vocabulary of training dialogues, for training a tokenizer."""
+    rng = random.Random(f"talk {seed}")
+    lines = []
+    for _ in range(30):
+        found = subject(rng, "train")
+        fact = Known(found, found.make(rng))
+        phrases = PHRASES["train"][found.kind]
+        templates = (phrases.state, phrases.correct, phrases.ask, (ANSWERS[found.kind],))
+        lines += ["".join(text for text, _ in fact.fill(rng.choice(choices), PLAIN)) for choices in templates]
+        text, tools = declaration(rng)
+        use = tool_use(rng, tools)
+        lines += [rng.choice((*ACKNOWLEDGED, *SHOW_CODE, *SEEN_CODE, *SYSTEM)), use.question, use.call, use.answer]
+        lines += [text, rng.choice(prose)] if prose else [text]
+    return "\n".join(lines)

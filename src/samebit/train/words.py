@@ -1,0 +1,218 @@
+"""Words, values and sentences that training dialogues are made of, each sentence for training or for probes only.
+
+Knows a random generator; knows no tokens. Extends the vocabulary of `samebit.dialogues`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from samebit import dialogues
+
+Split = Literal["train", "probe"]
+Kind = Literal["thing", "mine", "setting"]
+
+ADJECTIVES = (
+    *dialogues.ADJECTIVES,
+    *(
+        "ancient blue brass broken carbon cedar cobalt crimson early emerald faint frozen gentle granite green hollow humble indigo "
+        "iron jade keen linen little lunar mellow misty modest mossy nimble noble northern orange pale paper plain polar purple "
+        "rapid red rough royal scarlet sharp simple slate small snowy solar southern steady stone sunny swift tall timber tiny "
+        "velvet violet western white wide wild winter yellow"
+    ).split(),
+)
+NOUNS = (
+    *dialogues.NOUNS,
+    *(
+        "archive atlas badge balcony barn basket bell bench boat bottle bucket cabinet canal candle canoe cellar chapel chest "
+        "circuit clinic cluster coach compass console cottage crane crate depot desk dock drawer drone factory falcon farm fountain "
+        "garage gate gateway glacier hangar helmet hotel kettle kitchen ladder ledger lighthouse locker lodge mill mirror monitor "
+        "museum needle notebook orchard oven panel parcel pavilion piano pipeline planet portal printer probe pump quarry rabbit "
+        "radio ranch reactor registry ribbon robot rocket router saddle satellite scanner school scooter sensor server shelter "
+        "shuttle signal spindle stable station statue stove studio table tavern telescope temple tent theater ticket tractor train "
+        "tunnel turbine vault vessel viaduct village warehouse well whistle windmill workshop"
+    ).split(),
+)
+NAMES = (
+    *dialogues.NAMES,
+    *(
+        "Adrian Aisha Akira Alice Amara Andre Anita Arjun Astrid Bao Beatriz Bruno Camila Carlos Cecilia Chen David Diego Dina Elias "
+        "Emil Emma Enzo Erik Esther Fatima Fiona Frida Gabriel Hana Hassan Helen Ibrahim Ingrid Irene Isaac Ivan Jamal Jana Jorge "
+        "Julia Kai Keiko Kofi Lara Leila Leon Lucas Luna Magnus Malik Marco Maria Mei Mina Mohan Nadia Naomi Nina Noah Olga Omar Pablo "
+        "Paula Priya Rafael Rosa Ruth Samuel Sara Selma Simon Stefan Tara Theo Tomas Uma Victor Wanda Wei Xavier Yara Yusuf Zoe"
+    ).split(),
+)
+CITIES = (
+    *dialogues.CITIES,
+    *(
+        "Accra Almaty Ankara Antwerp Austin Bangkok Bergen Bilbao Bogota Boston Brno Calgary Cardiff Chennai Dakar Dallas Delhi Dublin "
+        "Durban Fukuoka Ghent Graz Hanoi Havana Houston Izmir Jakarta Kampala Kobe Krakow Leeds Leipzig Lisbon London Lyon Malaga "
+        "Manila Milan Montreal Mumbai Munich Nairobi Naples Osaka Ottawa Perth Porto Prague Rome Salzburg Santiago Seville Sofia Sydney "
+        "Taipei Tallinn Tampere Tokyo Toronto Turin Utrecht Valencia Vilnius Warsaw Zagreb Zurich"
+    ).split(),
+)
+FOODS = "apples bread cheese curry dumplings lentils mango noodles olives pancakes pasta pears pizza rice salad soup tacos waffles".split()
+MONTHS = "January February March April May June July August September October November December".split()
+_SYLLABLES = "ba be bo da de di do fa fe ga go ka ke ki ko la le li lo lu ma me mi mo na ne no pa pe ra re ri ro sa se so ta te ti to va ve vi za zo".split()
+_SETTING = "BATCH BLOCK BUFFER CACHE CHUNK CLIENT DISK FRAME GRID HEADER INDEX JOB KEY LAYER LOCK LOG MEMORY NODE PACKET PAGE POOL PORT QUEUE RETRY SHARD SLOT STREAM TASK THREAD WINDOW WORKER".split()
+_QUANTITY = "BYTES COUNT DELAY DEPTH FACTOR INTERVAL LEVEL LIMIT OFFSET SIZE STEPS THRESHOLD TIMEOUT TTL WIDTH".split()
+_LETTERS = "ABCDEFGHKLMNPRSTUVWXYZ"
+
+Maker = Callable[[random.Random], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Something to know: its key as sentences name it, and what draws a value for it."""
+
+    kind: Kind
+    key: str
+    make: Maker
+
+
+@dataclass(frozen=True, slots=True)
+class Phrases:
+    """Sentences about one kind of subject, with {k} for the key and {v} for the value."""
+
+    state: tuple[str, ...]
+    correct: tuple[str, ...]
+    ask: tuple[str, ...]
+
+
+def invented_word(rng: random.Random) -> str:
+    """A word that no dictionary has."""
+    return "".join(rng.choice(_SYLLABLES) for _ in range(rng.choice((2, 3, 3)))) + rng.choice(("", "n", "r", "s", "x"))
+
+
+def _name(rng: random.Random) -> str:
+    return invented_word(rng).capitalize()
+
+
+def _number(low: int, high: int) -> Maker:
+    return lambda rng: str(rng.randrange(low, high))
+
+
+def _one_of(words: tuple[str, ...] | list[str]) -> Maker:
+    return lambda rng: rng.choice(words)
+
+
+def _serial(rng: random.Random) -> str:
+    return f"{rng.choice(_LETTERS)}{rng.choice(_LETTERS)}-{rng.randrange(100, 1000)}"
+
+
+THING: Mapping[str, Maker] = {
+    "access code": _number(1000, 10000),
+    "room number": _number(100, 1000),
+    "serial number": _serial,
+    "port": _number(2000, 10000),
+    "price": lambda rng: f"{rng.randrange(11, 999)} dollars",
+    "color": _one_of(dialogues.COLORS),
+    "owner": _one_of(NAMES),
+    "contact": _one_of(NAMES),
+    "location": _one_of(CITIES),
+    "codename": invented_word,
+    "password": invented_word,
+    "version": lambda rng: f"{rng.randrange(1, 10)}.{rng.randrange(40)}",
+    "branch": lambda rng: f"fix-{invented_word(rng)}",
+    "deadline": lambda rng: f"{rng.choice(MONTHS)} {rng.randrange(1, 29)}",
+}
+MINE: Mapping[str, Maker] = {
+    "dog's name": _name,
+    "cat's name": _name,
+    "sister's name": _one_of(NAMES),
+    "brother's name": _one_of(NAMES),
+    "manager's name": _one_of(NAMES),
+    "home town": _one_of(CITIES),
+    "favorite color": _one_of(dialogues.COLORS),
+    "favorite food": _one_of(FOODS),
+    "lucky number": _number(100, 1000),
+    "user name": invented_word,
+    "locker number": _number(100, 1000),
+    "team name": _name,
+}
+
+PHRASES: Mapping[Split, Mapping[Kind, Phrases]] = {
+    "train": {
+        "thing": Phrases(
+            (*(t.replace("{key}", "{k}").replace("{value}", "{v}") for t in dialogues.STATE), "By the way, the {k} is {v}.", "Let it be known that {v} is the {k}."),
+            ("Update: the {k} is now {v}.", "Correction: the {k} is now {v}.", "The {k} has changed; it is now {v}.", "The {k} is {v} from now on."),
+            (*(t.replace("{key}", "{k}") for t in dialogues.ASK), "I forgot the {k}. What is it?", "Please repeat the {k}."),
+        ),
+        "mine": Phrases(
+            ("My {k} is {v}.", "Please remember that my {k} is {v}.", "By the way, my {k} is {v}."),
+            ("Update: my {k} is now {v}.", "Correction: my {k} is now {v}.", "My {k} is {v} from now on."),
+            ("What is my {k}?", "Do you remember my {k}?", "Remind me, what is my {k}?"),
+        ),
+        "setting": Phrases(
+            ("Set `{k}` to {v}.", "In our config, `{k}` is {v}.", "We use {v} for `{k}`."),
+            ("Update: `{k}` is now {v}.", "Correction: `{k}` is now {v}."),
+            ("What is the value of `{k}`?", "What did we set `{k}` to?"),
+        ),
+    },
+    "probe": {
+        "thing": Phrases(
+            ("Somebody told me that the {k} is {v}.", "I have learned that the {k} is {v}.", "According to my notes, the {k} is {v}."),
+            ("I was wrong: the {k} is {v}.", "News: they have changed the {k} to {v}."),
+            ("Which was the {k} again?", "Tell me the {k}, please.", "Do you know the {k}?"),
+        ),
+        "mine": Phrases(
+            ("You should know that my {k} is {v}.", "I never told you that my {k} is {v}."),
+            ("I was wrong: my {k} is {v}.",),
+            ("Which was my {k} again?", "Tell me my {k}, please."),
+        ),
+        "setting": Phrases(
+            ("Our value of `{k}` is {v}.", "Please use {v} as `{k}`."),
+            ("I was wrong: `{k}` is {v}.",),
+            ("Which value has `{k}`?", "Tell me `{k}`, please."),
+        ),
+    },
+}  # fmt: skip
+ANSWERS: Mapping[Kind, str] = {"thing": "The {k} is {v}.", "mine": "Your {k} is {v}.", "setting": "`{k}` is {v}."}
+ACKNOWLEDGED = (
+    *dialogues.REPLIES,
+    "Got it.",
+    "Okay, I will remember that.",
+    "Thanks, I made a note.",
+)
+SHOW_CODE = (
+    "Please read this code:",
+    "What do you think of this?",
+    "Here is a snippet from the project:",
+    "Could you review this?",
+)
+SEEN_CODE = (
+    "It looks fine to me.",
+    "I see nothing wrong with it.",
+    "It reads well; I would add a test.",
+    "Thanks, I have read it.",
+)
+SYSTEM = (
+    "You are a helpful assistant.",
+    "Answer briefly and exactly.",
+    "You are a careful programmer who remembers what the user says.",
+    "You are a clerk who keeps the records of a small company.",
+)
+EFFORTS = ("0", "0.1", "0.2", "0.7", "0.9", "0.99")
+
+
+def subject(rng: random.Random, split: Split) -> Subject:
+    """Something to state a fact about. The names of things belong to one split alone."""
+    draw = rng.random()
+    if draw < 0.72:
+        attribute = rng.choice(list(THING))
+        return Subject("thing", f"{attribute} of the {thing(rng, split)}", THING[attribute])
+    if draw < 0.86:
+        key = rng.choice(list(MINE))
+        return Subject("mine", key, MINE[key])
+    return Subject("setting", f"{rng.choice(_SETTING)}_{rng.choice(_QUANTITY)}", _number(2, 5000))
+
+
+def thing(rng: random.Random, split: Split) -> str:
+    """An adjective and a noun; one pair in eight is for probes only."""
+    while True:
+        adjective, noun = rng.randrange(len(ADJECTIVES)), rng.randrange(len(NOUNS))
+        if ((adjective * 131 + noun * 17) % 8 == 0) == (split == "probe"):
+            return f"{ADJECTIVES[adjective]} {NOUNS[noun]}"

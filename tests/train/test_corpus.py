@@ -1,0 +1,127 @@
+"""The corpus: whose licences pass, what is text, what is held out, and that two runs agree."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samebit.core.errors import CheckpointError, ConfigError
+from samebit.train import corpus
+from samebit.train.tokens import DOCUMENT_START, SPECIAL_TOKENS, load_data, prepare, train_tokenizer
+from tests.train.conftest import PROSE, VOCAB, tiny_corpus
+
+FEW = ("click", "packaging", "h11", "idna")
+
+
+@pytest.mark.parametrize(
+    ("licence", "is_fine"),
+    [
+        ("MIT", True),
+        ("Apache-2.0 OR BSD-2-Clause", True),
+        ("Python Software Foundation License", True),
+        ("MIT-CMU", True),
+        ("GPL-3.0-only", False),
+        ("MIT AND LGPL-2.1", False),
+        ("Mozilla Public License 2.0 (MPL 2.0)", False),
+        ("MPL-2.0 AND MIT", False),
+        ("NVIDIA Proprietary Software", False),
+        ("", False),
+        ("LIMITED", False),
+    ],
+)
+def test_only_licences_that_are_permissive_in_all_parts_pass(licence, is_fine):
+    assert corpus.is_permissive(licence) == is_fine
+
+
+def test_two_collections_are_the_same_corpus():
+    one, other = (corpus.collect(only=FEW, max_files=5) for _ in range(2))
+    assert one.manifest() == other.manifest()
+    assert one != corpus.collect(only=FEW, max_files=4)
+    names = {p.name for p in (*one.train, *one.held_out)}
+    assert names <= set(FEW)
+    assert one.train
+    assert one.held_out
+    assert not {p.name for p in one.train} & {p.name for p in one.held_out}
+
+
+def test_a_corpus_of_one_package_is_refused():
+    with pytest.raises(ConfigError, match="1 packages"):
+        corpus.collect(only=["click"])
+
+
+def package(name, *texts):
+    return corpus.Package(name, "1", "MIT", texts)
+
+
+def test_near_copies_of_held_out_files_are_dropped_and_others_stay():
+    shared = "\n".join(f"the line {i} that both of the files have in common" for i in range(9))
+    packages = [
+        package("a", shared + "\nand one more line that is only here, of some length"),
+        package("b", shared, "b itself says something else in its only long line"),
+        package("c", "c has nothing to do with either of them, as one can see"),
+    ]
+    found = corpus._hold_out(packages)
+    held = {p.name for p in found.held_out}
+    kept = [text for p in found.train for text in p.texts]
+    assert len(held) == 2
+    assert found.num_near_copies == (1 if len(held & {"a", "b"}) == 1 else 0)
+    assert (shared in kept) == held.isdisjoint({"a", "b"})
+
+
+@given(st.binary(max_size=2000))
+def test_cleaning_gives_text_without_tabs_carriage_returns_or_control_tokens(data):
+    text = corpus.clean(data * 3)
+    assert text is None or not any(mark in text for mark in ("\t", "\r\n", "<|"))
+
+
+def test_leading_comments_go_and_code_stays():
+    body = 'import os\n\n# kept\nVALUE = "' + "x" * 60 + '"\n'
+    cleaned = corpus.clean(("# licence\n#\n\n" + body * 3).encode())
+    assert cleaned == body * 3
+    assert corpus.clean(b"1234567890" * 100) is None
+    assert corpus.clean(b"print('<|endoftext|>')\n" * 20) is None
+
+
+def test_streams_decode_to_the_corpus_and_begin_documents_with_the_start_token(data, corpus_folder):
+    texts = [text for p in tiny_corpus().train for text in p.texts]
+    starts = np.flatnonzero(data.train == DOCUMENT_START)
+    assert len(starts) == len(texts)
+    documents = [part[1:].tolist() for part in np.split(data.train, starts[1:])]
+    assert [data.tokenizer.decode(ids) for ids in documents] == texts
+    manifest = json.loads((corpus_folder / "manifest.json").read_text())
+    assert manifest["train_tokens"] == len(data.train)
+    assert [p["name"] for p in manifest["held_out"]] == ["gamma"]
+    assert set(data.sentences) <= set(PROSE)
+    assert data.sentences
+
+
+def test_the_tokenizer_puts_message_tokens_first_and_splits_numbers(data):
+    assert [data.tokenizer.token_to_id(t) for t in SPECIAL_TOKENS] == list(range(16))
+    assert data.tokenizer.get_vocab_size() == VOCAB
+    assert data.tokenizer.encode("4821").tokens == list("4821")
+
+
+def test_the_budget_thins_whole_files(tmp_path):
+    prepare(tiny_corpus(), [], tmp_path / "all", vocab_size=300, max_tokens=10**6)
+    whole = load_data(tmp_path / "all").train
+    prepare(tiny_corpus(), [], tmp_path / "half", vocab_size=300, max_tokens=len(whole) // 2)
+    half = load_data(tmp_path / "half").train
+    assert 0.1 * len(whole) < len(half) < 0.9 * len(whole)
+    parts = {part.tobytes() for part in np.split(whole, np.flatnonzero(whole == 0))}
+    assert all(part.tobytes() in parts for part in np.split(half, np.flatnonzero(half == 0)))
+
+
+def test_text_that_is_too_short_for_the_vocabulary_is_refused():
+    with pytest.raises(ConfigError, match="vocab_size=4096"):
+        train_tokenizer(["short"], 4096)
+
+
+def test_a_folder_that_holds_no_corpus_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"manifest\.json"):
+        load_data(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"held_out_bytes_per_token": 3}')
+    (tmp_path / "tokenizer.json").write_text(train_tokenizer(["abc"], 272).to_str())
+    with pytest.raises(ConfigError, match="not a prepared corpus"):
+        load_data(tmp_path)

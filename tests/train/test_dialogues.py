@@ -1,0 +1,167 @@
+"""Training dialogues: what they weigh, what a probe may share with them, and that their grammar is the chat template's."""
+
+import json
+import random
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as RawTokenizer
+
+from samebit.engine.chat_template import load_chat_template
+from samebit.engine.model_source import resolve_model
+from samebit.engine.tokenizer import Tokenizer
+from samebit.train.dialogues import ANSWER, PLAIN, STATED, DialogueWriter, Known, Transcript
+from samebit.train.tokens import SPECIAL_TOKENS
+from samebit.train.tools import declaration, tool_use
+from samebit.train.words import ANSWERS, PHRASES, subject
+
+
+def writer(data, seed=0, split="train"):
+    return DialogueWriter(data.tokenizer, data.train, data.sentences, seed, split)
+
+
+def text_of(data, ids):
+    return data.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_dialogues_are_seeded_and_have_the_length_asked_for(data):
+    for length in (64, 512, 3000):
+        ids, classes = writer(data).dialogue(length)
+        assert (ids, classes) == writer(data).dialogue(length)
+        assert ids != writer(data, seed=1).dialogue(length)[0]
+        assert len(ids) == len(classes) == length
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10**6), kind=st.sampled_from(["train", "probe"]))
+def test_a_sentence_in_pieces_is_encoded_as_the_whole(data, seed, kind):
+    rng = random.Random(seed)
+    found = subject(rng, kind)
+    fact = Known(found, found.make(rng))
+    phrases = PHRASES[kind][found.kind]
+    for template in (*phrases.state, *phrases.correct, *phrases.ask, ANSWERS[found.kind]):
+        for token_class in (ANSWER, STATED):
+            pieces = fact.fill(template, token_class)
+            whole = template.format(k=found.key, v=fact.value)
+            assert "".join(text for text, _ in pieces) == whole
+            apart = [i for text, _ in pieces for i in data.tokenizer.encode(text).ids]
+            assert apart == data.tokenizer.encode(whole).ids
+
+
+def messages_of(data, ids):
+    """(role token, content token, body ids, place of the body) of each message in a dialogue; the last may be cut."""
+    end = SPECIAL_TOKENS.index("<|end_message|>")
+    begin = 0
+    while end in ids[begin:]:
+        stop = ids.index(end, begin)
+        special = [i for i in range(begin, stop) if ids[i] in range(1, 16) and ids[i] != 6]
+        yield (
+            SPECIAL_TOKENS[ids[special[0]]],
+            SPECIAL_TOKENS[ids[special[1]]],
+            ids[special[1] + 1 : stop],
+            special[1] + 1,
+        )
+        begin = stop + 1
+
+
+def parsed(templates, text):
+    """Key and value of a sentence that one of `templates` makes; None if none does."""
+    for template in templates:
+        pattern = re.escape(template).replace(r"\{k\}", "(?P<k>.+?)").replace(r"\{v\}", "(?P<v>.+?)")
+        if found := re.fullmatch(pattern, text):
+            return found.groupdict()
+    return None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_answer_is_the_value_that_was_stated_last(data, seed):
+    ids, classes = writer(data, seed).dialogue(4000)
+    stating = [t for kind in PHRASES["train"].values() for t in (*kind.correct, *kind.state)]
+    now, answered = {}, 0
+    for role, _, body, place in messages_of(data, ids):
+        text = data.tokenizer.decode(body)
+        weighed = data.tokenizer.decode([i for i, c in zip(body, classes[place:], strict=False) if c == ANSWER])
+        if role == "<|message_user|>" and (found := parsed(stating, text)):
+            now[found["k"]] = found["v"]
+        elif role == "<|message_model|>" and text.startswith('{"') and '"args"' not in text:
+            told = json.loads(text)
+            assert told == {key: now[key] for key in told}
+            assert weighed == "".join(told.values())
+            assert data.tokenizer.encode(text).ids == body
+            answered += 1
+        elif (
+            role == "<|message_model|>" and weighed and (found := parsed(ANSWERS.values(), text)) and found["k"] in now
+        ):
+            assert found["v"] == now[found["k"]]
+            assert weighed == f" {found['v']}."
+            answered += 1
+    assert answered > 10
+
+
+def test_facts_are_corrected_several_times(data):
+    written = writer(data, 5)
+    written.dialogue(4000)
+    assert max(f.num_corrections for f in written._facts) >= 2
+
+
+@pytest.mark.parametrize("num_corrections", [0, 1, 3])
+@pytest.mark.parametrize("distance", [250, 1000])
+def test_a_probe_ends_with_the_value_that_was_stated_last(data, distance, num_corrections):
+    probe = writer(data, distance, "probe").probe(distance, num_corrections)
+    first, last = probe.value
+    said = text_of(data, probe.token_ids[first:last])
+    assert said.endswith(".")
+    stated = probe.token_ids[first - probe.distance :]
+    assert text_of(data, stated).startswith(said[:-1])
+    assert abs(probe.distance - distance) < 60
+    assert probe.reply[0] < first
+    reply = text_of(data, probe.token_ids[probe.reply[0] :])
+    assert reply.startswith("<|content_text|>")
+    assert reply.endswith("<|end_message|><|content_model_end_sampling|>")
+    assert last == probe.reply[1] == len(probe.token_ids) - 2
+
+
+def test_probes_share_neither_things_nor_sentences_with_training(data):
+    names = {split: set() for split in ("train", "probe")}
+    for split, found in names.items():
+        rng = random.Random(1)
+        drawn = [subject(rng, split) for _ in range(4000)]
+        found |= {s.key.partition(" of the ")[2] for s in drawn if s.kind == "thing"}
+    assert names["train"].isdisjoint(names["probe"])
+    for kind in ("thing", "mine", "setting"):
+        one, other = (PHRASES[split][kind] for split in ("train", "probe"))
+        assert not {*one.state, *one.correct, *one.ask} & {*other.state, *other.correct, *other.ask}
+
+
+def test_tools_effort_and_system_prompts_occur(data):
+    text = "".join(text_of(data, writer(data, seed).dialogue(1500)[0]) for seed in range(8))
+    for mark in ("tool_declare<|content_xml|>", "<|content_invoke_tool_json|>", "Thinking effort level", "JSON"):
+        assert mark in text
+
+
+def test_a_tool_turn_is_what_the_chat_template_renders():
+    folder = resolve_model("nano")
+    template = load_chat_template(folder, Tokenizer(folder))
+    text, names = declaration(random.Random(0))
+    use = tool_use(random.Random(0), names)
+    called = {"name": use.name, "arguments": json.loads(use.call)["args"]}
+    rendered = template.render(
+        [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": use.question},
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": called}]},
+            {"role": "tool", "tool_call_id": "1", "content": use.result},
+            {"role": "assistant", "content": use.answer},
+        ],
+        tools=json.loads(text),
+        add_generation_prompt=False,
+        variables={"reasoning_effort": "high"},
+    )
+    out = Transcript(RawTokenizer.from_file(str(folder / "tokenizer.json")))
+    out.message("system", [("Be brief.", PLAIN)])
+    out.message("system", [(text, PLAIN)], content="xml", author="tool_declare")
+    out.message("system", [("Thinking effort level: 0.9", PLAIN)])
+    out.use_tool(use)
+    assert out.token_ids == rendered
