@@ -29,7 +29,7 @@ def test_an_audit_of_a_model_writes_its_reports(small_model, tmp_path):
 
 
 def test_an_audit_that_proves_too_little_fails(small_model):
-    done = run("audit", small_model, *TINY, "--num-prompts", "1")
+    done = run("audit", small_model, *TINY, "--num-prompts", "1", "--max-tokens", "2")
     assert done.returncode == 1
     assert "no step served two requests" in done.stdout
 
