@@ -246,12 +246,17 @@ def check_flight() -> None:
 
 
 class Lossy(HashModel):
-    """Loses one kind of write: ("entry", stream) or ("stamp", group, layer)."""
+    """Loses one kind of write: ("entry", stream), ("stamp", group, layer), or of tokens in a step ("ring", stream, slice)."""
 
     lost: tuple = ()
 
     def _convolve(self, x, pool, index, sources):
-        if self.lost == ("entry", self.streams.index(pool.rows.data_ptr())):
+        stream = self.streams.index(pool.rows.data_ptr())
+        if self.lost[:2] == ("ring", stream):
+            rows = sources.write_rows.clone()
+            rows[self.lost[2]] = SINK_ROW
+            sources = replace(sources, write_rows=rows)
+        if self.lost == ("entry", stream):
             entries = torch.arange(sources.dest.shape[0]) < index.entry_dest.numel()
             sources = replace(sources, dest=torch.where(entries, SINK_ROW, sources.dest))
         return super()._convolve(x, pool, index, sources)
@@ -288,10 +293,32 @@ def check_losses() -> None:
         assert found == 1, f"{found} damaged resumes after damage of {damage}"
         expect(world, SHARED[:18], 16)
         assert world.engine.scheduler.counters.num_damaged_resumes == 1, f"damage of {damage} stays"
+    _check_lost_ring_rows()
 
 
-def _lossy_world() -> tuple[World, Lossy]:
-    world = make_world(MIXED, max_num_batched_tokens=64)
+def _check_lost_ring_rows() -> None:
+    # A row that no step reads, only the checkpoint of a request that is preempted in the middle of its prompt.
+    schedule = {"chunk_sizes": (10,), "preempt_percent": 100}
+    world, model = _lossy_world(checkpoint_interval=32, schedule=schedule)
+    others = [(token + 1) % VOCAB for token in SHARED]
+    for prompt in (SHARED[:18], others[:18]):
+        world.add(prompt, params={"max_tokens": 3, "temperature": 0.0})
+    model.lost = ("ring", 1, slice(15, 16))
+    world.do(Step())
+    model.lost = ()
+    finish(world)
+    assert world.engine.scheduler.counters.num_refused_checkpoints == 1, "published from a ring with a hole"
+    # A device that always loses: the request ends with an error, and soon.
+    world, model = _lossy_world()
+    model.lost = ("ring", 0, slice(None))
+    world.engine.add(make_request("lost", SHARED[:9]))
+    errors = [output.error for _ in range(30) if world.engine.has_work for output in world.engine.step()]
+    assert errors[-1] is not None, "no error from a device that loses all"
+    assert not world.engine.has_work, "a request goes on, on a device that loses all"
+
+
+def _lossy_world(**settings) -> tuple[World, Lossy]:
+    world = make_world(MIXED, max_num_batched_tokens=64, **settings)
     runner, pools = world.engine._runner, world.engine.pools
     model = Lossy(world.config, CPU)
     model.streams, model.layers = [pool.rows.data_ptr() for pool in pools.conv], pools.kv

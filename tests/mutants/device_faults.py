@@ -75,6 +75,10 @@ def swap_kept_slots(fields, tables, found, sizes):
     found["sample_slots"].copy_(found["sample_slots"].flip(0))
 
 
+def believe_histories(fields, tables, found, sizes):
+    found["rows_intact"].fill_(True)
+
+
 def drop_entries(condition):
     def wrapper(original, buffer, plan):
         view = original(buffer, plan)
@@ -453,6 +457,22 @@ DEVICE_MUTANTS = [
         "losses",
         "published without",
     ),
+    Mutant(
+        "histories are not compared",
+        "The rows that a batch row reads are taken to carry the right tags.",
+        ("sglang #39830",),
+        (after_index(believe_histories),),
+        "losses",
+        "token_ids",
+    ),
+    Mutant(
+        "a copy hides a stale source",
+        "A row that is copied into a checkpoint gets its tag whether or not its source had the right one.",
+        ("vLLM #53084", INCIDENT),
+        (edit(CONVOLVE, TAGGED, "pool.row_tags.index_copy_(0, sources.dest, sources.tags)"),),
+        "losses",
+        "token_ids",
+    ),
     # Samples
     Mutant(
         "a sample is one position early",
@@ -521,7 +541,7 @@ DEVICE_MUTANTS = [
         ("sglang #37606",),
         (wrap(FILL, fill_other_inputs),),
         "graphs",
-        "",
+        "token_ids",
     ),
     Mutant(
         "a kernel runs outside the dispatcher",

@@ -61,6 +61,22 @@ CACHE_MUTANTS = [
         "stays",
     ),
     Mutant(
+        "only the checkpoint of a damaged page is dropped",
+        "The page stays on the path, and the next checkpoint is attached to it.",
+        ("sglang #39830",),
+        (edit(MANAGER + "drop_damaged", "for other in self.tree.checkpoints:", "for other in [checkpoint]:"),),
+        "losses",
+        "damage",
+    ),
+    Mutant(
+        "damage is met again and again",
+        "A request that starts over trusts the cache, and a device that loses everything is asked for ever.",
+        ("sglang #39830",),
+        (edit(SCHEDULER + "_start_over", "sequence.is_cold = True", "pass"),),
+        "losses",
+        "no error",
+    ),
+    Mutant(
         "the stamp of another step",
         "A completed page is noted under the step after the one that wrote it.",
         ("sglang PR #29792",),
@@ -632,7 +648,7 @@ TEXT_MUTANTS = [
             ),
         ),
         "text",
-        "",
+        "token_ids",
     ),
     Mutant(
         "requests share stop strings",
