@@ -1,5 +1,6 @@
 """Choosing, building and recording kernel sets, and the thread pool under them."""
 
+import inspect
 import logging
 import multiprocessing
 import threading
@@ -9,8 +10,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samebit.kernels import sets
-from samebit.kernels.native import build
+from samebit.kernels import sets, torch_set
+from samebit.kernels.native import bindings, build
+from samebit.kernels.native.build import host_isas
 from samebit.kernels.ops import SCHEMAS
 from tests.kernels.cases import normal, ring_index
 
@@ -152,3 +154,14 @@ def test_a_forked_process_can_compute_with_threads(native):
     finally:
         child.kill()
         child.join()
+
+
+@pytest.mark.parametrize("which", ["torch", *host_isas()])
+def test_implementations_take_the_arguments_of_their_schemas(which):
+    if which == "torch":
+        implementations = torch_set.IMPLEMENTATIONS
+    else:
+        implementations = bindings.implementations(build.load_library(which))
+    for name, schema in SCHEMAS.items():
+        declared = [argument.name for argument in torch._C.parse_schema(name + schema).arguments]
+        assert list(inspect.signature(implementations[name]).parameters) == declared, name
