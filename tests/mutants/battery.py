@@ -9,32 +9,24 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from samebit.audit.replay import Abort, Damage, Drain, Evict, Step
+from samebit.audit.replay import Abort, Evict, Step
 from samebit.core.config import EngineConfig, Schedule
 from samebit.core.request import Request, SamplingParams
 from samebit.engine.engine import Engine
-from samebit.kernels.values import SINK_PAGE, SINK_ROW
-from samebit.models.hash import HashConfig, HashModel, save_hash
+from samebit.models.hash import HashConfig, save_hash
 from samebit.state.manager import StateManager
 from samebit.state.prefix_tree import CheckpointKind
 from tests.driving import Result, make_request, run, run_alone
 from tests.fakes import make_geometry
 from tests.hash.cold import greedy
-from tests.hash.fuzzer import LAYOUTS, SHARED, VOCAB, World
+from tests.hash.fuzzer import SHARED, VOCAB, World
 from tests.hash.oracle import cold_model
+from tests.mutants.losses import check_losses
+from tests.mutants.worlds import MIXED, ROOMY, SMALL, TWO_WINDOWS, expect, finish, make_world
 from tests.random_checkpoint import write_checkpoint
 from tests.scheduler.world import World as IntegerWorld
-
-CPU = torch.device("cpu")
-ROOMY = {"max_num_seqs": 6, "num_checkpoints": 16, "num_pages": 60, "num_window_pages": 60, "checkpoint_interval": 8}
-SMALL = {"max_num_seqs": 3, "num_checkpoints": 3, "num_pages": 13, "num_window_pages": 9, "checkpoint_interval": 8}
-# Conv streams before, between and after both kinds of attention; two windows, one below a page.
-MIXED, TWO_WINDOWS = (["conv", 6, "conv", "full", "conv"], 4), LAYOUTS[3]
 
 
 def look(check: Callable[[], None]) -> str | None:
@@ -177,14 +169,6 @@ def check_hits() -> None:
     assert [world.player.num_cached[name] for name in names] == [0, 0, 0], "cached tokens of a later admission"
 
 
-def expect(world: World, prompt: list[int], cached: int, *, salt: str = "", **params) -> None:
-    settings = {"max_tokens": 3, "temperature": 0.0, "logprobs": 1, "ignore_eos": True, **params}
-    (name,) = world.add(prompt, params=settings, salt=salt)
-    finish(world)
-    found = world.player.num_cached[name]
-    assert found == cached, f"{len(prompt)} tokens with {cached} cached took {found} from the cache"
-
-
 # Traffic
 
 
@@ -242,106 +226,6 @@ def check_flight() -> None:
         world.check_empty()
 
 
-# Losses
-
-
-class Lossy(HashModel):
-    """Loses one kind of write: ("entry", stream), ("stamp", group, layer), or of tokens in a step ("ring", stream, slice)."""
-
-    lost: tuple = ()
-
-    def _convolve(self, x, pool, index, sources):
-        stream = self.streams.index(pool.rows.data_ptr())
-        if self.lost[:2] == ("ring", stream):
-            rows = sources.write_rows.clone()
-            rows[self.lost[2]] = SINK_ROW
-            sources = replace(sources, write_rows=rows)
-        if self.lost == ("entry", stream):
-            entries = torch.arange(sources.dest.shape[0]) < index.entry_dest.numel()
-            sources = replace(sources, dest=torch.where(entries, SINK_ROW, sources.dest))
-        return super()._convolve(x, pool, index, sources)
-
-    def _attend(self, x, pool, index, group, row):
-        layers = [layer.k.data_ptr() for layer in self.layers[group]]
-        if self.lost == ("stamp", group, layers.index(pool.k.data_ptr())):
-            kv = list(index.kv)
-            kv[group] = replace(kv[group], stamp_pages=torch.full_like(kv[group].stamp_pages, SINK_PAGE))
-            index = replace(index, kv=tuple(kv))
-        return super()._attend(x, pool, index, group, row)
-
-
-def check_losses() -> None:
-    """A write that did not happen is a refused checkpoint, damage found at a resume is computed anew; answers are right."""
-    streams, layers = 3, ((0, 0), (1, 0))
-    for lost in [*(("entry", n) for n in range(streams)), *(("stamp", *place) for place in layers)]:
-        world, model = _lossy_world()
-        model.lost = lost
-        expect(world, SHARED[:18], 0)
-        counters = world.engine.scheduler.counters
-        assert not world.engine.manager.tree.checkpoints, f"published without {lost}"
-        assert counters.num_refused_checkpoints == 3, f"{counters.num_refused_checkpoints} of 3 refused without {lost}"
-        model.lost = ()
-        expect(world, SHARED[:18], 0)
-        expect(world, SHARED[:18], 16)
-    for damage in [*(("rows", n) for n in range(streams)), *(("page", *place) for place in layers)]:
-        world, _ = _lossy_world()
-        expect(world, SHARED[:18], 0)
-        _damage(world, damage)
-        world.add(SHARED[:18], params={"max_tokens": 3, "temperature": 0.0, "logprobs": 1})
-        finish(world)
-        found = world.engine.scheduler.counters.num_damaged_resumes
-        assert found == 1, f"{found} damaged resumes after damage of {damage}"
-        expect(world, SHARED[:18], 16)
-        assert world.engine.scheduler.counters.num_damaged_resumes == 1, f"damage of {damage} stays"
-    _check_lost_ring_rows()
-
-
-def _check_lost_ring_rows() -> None:
-    # A row that no step reads, only the checkpoint of a request that is preempted in the middle of its prompt.
-    schedule = {"chunk_sizes": (10,), "preempt_percent": 100}
-    world, model = _lossy_world(checkpoint_interval=32, schedule=schedule)
-    others = [(token + 1) % VOCAB for token in SHARED]
-    for prompt in (SHARED[:18], others[:18]):
-        world.add(prompt, params={"max_tokens": 3, "temperature": 0.0})
-    model.lost = ("ring", 1, slice(15, 16))
-    world.do(Step())
-    model.lost = ()
-    finish(world)
-    assert world.engine.scheduler.counters.num_refused_checkpoints == 1, "published from a ring with a hole"
-    # A device that always loses: the request ends with an error, and soon.
-    world, model = _lossy_world()
-    model.lost = ("ring", 0, slice(None))
-    world.engine.add(make_request("lost", SHARED[:9]))
-    errors = [output.error for _ in range(30) if world.engine.has_work for output in world.engine.step()]
-    assert errors[-1] is not None, "no error from a device that loses all"
-    assert not world.engine.has_work, "a request goes on, on a device that loses all"
-
-
-def _lossy_world(**settings) -> tuple[World, Lossy]:
-    world = make_world(MIXED, max_num_batched_tokens=64, **settings)
-    runner, pools = world.engine._runner, world.engine.pools
-    model = Lossy(world.config, CPU)
-    model.streams, model.layers = [pool.rows.data_ptr() for pool in pools.conv], pools.kv
-    runner._place = (model, *runner._place[1:])
-    world._after_step = None
-    world.player._after_step = None
-    return world, model
-
-
-def _damage(world: World, damage: tuple) -> None:
-    checkpoints, pools = world.engine.manager.tree.checkpoints, world.engine.pools
-    number = next(n for n, checkpoint in enumerate(checkpoints) if checkpoint.boundary == 16)
-    if damage[0] == "rows":
-        world.do(Damage(number, damage[1], 1))
-        return
-    _, group, layer = damage
-    checkpoint = checkpoints[number]
-    held = checkpoint.windows.get(group)
-    page = held[-1].page if held else checkpoint.node.page
-    pools.kv[group][layer].k[page] += 1
-    pools.kv[group][layer].page_tags[page] += 1
-
-
 # Graphs
 
 
@@ -390,27 +274,6 @@ def check_weights() -> None:
                 assert result == wanted[name], f"{name}: bits differ from a solo run"
         counters = engine.scheduler.counters
         assert counters.num_refused_checkpoints == counters.num_damaged_resumes == 0, "checkpoints were refused"
-
-
-# Helpers
-
-
-def make_world(layout: tuple, *, native: bool = False, **settings) -> World:
-    """A watched engine; with the torch kernels, so that the faults of this list reach every address."""
-    return World(*layout, kernels="auto" if native else "torch", **(ROOMY | settings))
-
-
-def finish(world: World, max_steps: int = 150) -> None:
-    """Run until idle; nothing that the battery asks for needs as many steps."""
-    end = world.player.num_steps + max_steps
-    while world.engine.has_work:
-        world.do(Step())
-        assert world.player.num_steps < end, f"requests have not ended after {max_steps} steps"
-    world.do(Drain())
-    counters = world.engine.scheduler.counters
-    if not world.player.num_damages and world.player._after_step is not None:
-        assert counters.num_refused_checkpoints == 0, "checkpoints were refused"
-        assert counters.num_damaged_resumes == 0, "resumed state was damaged"
 
 
 BATTERY: dict[str, Callable[[], None]] = {

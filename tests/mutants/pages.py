@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.mutants.device_faults import DEVICE_MUTANTS
+from tests.mutants.cache_faults import CACHE_MUTANTS
 from tests.mutants.edits import Mutant
-from tests.mutants.host_faults import CACHE_MUTANTS, ID_MUTANTS, SCHEDULE_MUTANTS, TEXT_MUTANTS
+from tests.mutants.id_faults import ID_MUTANTS
+from tests.mutants.schedule_faults import SCHEDULE_MUTANTS, TEXT_MUTANTS
+from tests.mutants.state_faults import STATE_MUTANTS
+from tests.mutants.step_faults import STEP_MUTANTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "mutants.md"
 START = "<!-- table -->\n"
 GROUPS = {
-    "On the device": DEVICE_MUTANTS,
+    "State on the device": STATE_MUTANTS,
+    "Samples, recordings, kernels": STEP_MUTANTS,
     "Checkpoints and the prefix cache": CACHE_MUTANTS,
     "Ids, references and eviction": ID_MUTANTS,
     "Planning, committing and preemption": SCHEDULE_MUTANTS,

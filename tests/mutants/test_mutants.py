@@ -9,11 +9,10 @@ import pytest
 
 from samebit.kernels.native.build import NativeUnavailableError, host_isas, load_library
 from tests.mutants.battery import BATTERY, look
-from tests.mutants.device_faults import DEVICE_MUTANTS
 from tests.mutants.edits import edit
-from tests.mutants.host_faults import HOST_MUTANTS
+from tests.mutants.pages import GROUPS
 
-MUTANTS = {mutant.name: mutant for mutant in (*DEVICE_MUTANTS, *HOST_MUTANTS)}
+MUTANTS = {mutant.name: mutant for group in GROUPS.values() for mutant in group}
 NEEDS_A_COMPILER = {"a kernel runs outside the dispatcher"}
 # A fault that does not even run proves nothing.
 BROKEN = re.compile(r"(Syntax|Name|UnboundLocal|Attribute|Type)Error")
@@ -48,7 +47,7 @@ def has_native_kernels() -> bool:
 
 
 def test_there_are_many_and_each_is_there_once():
-    assert len(MUTANTS) == len(DEVICE_MUTANTS) + len(HOST_MUTANTS) > 100
+    assert len(MUTANTS) == sum(map(len, GROUPS.values())) > 100
     assert {mutant.check for mutant in MUTANTS.values()} == set(BATTERY)
 
 

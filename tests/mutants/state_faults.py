@@ -1,164 +1,38 @@
-"""Faults of the device side: inputs, addresses, state kernels, tags, recordings."""
+"""Faults of state on the device: checkpoints, resuming, rings, slots, pages, acknowledgement."""
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import replace
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from samebit.kernels.native.build import host_isas, load_library
-from samebit.kernels.values import INDEX_RESULTS, SINK_ROW, IndexFields
+from samebit.kernels.values import SINK_ROW
 from samebit.runner.graphs import _Recorder, _Watch
+from tests.mutants.changes import (
+    FILL,
+    after_index,
+    believe_histories,
+    do_not_store,
+    drop_entries,
+    entries_of_the_first_row,
+    is_mixed,
+    pad_rows_with_a_live_slot,
+    read_former_tenant,
+    read_zeros,
+    swap_kept_slots,
+    write_through_the_source,
+    zeroed,
+)
 from tests.mutants.edits import Mutant, define, edit, wrap
 
 CONVOLVE, ATTEND = "models.hash:HashModel._convolve", "models.hash:HashModel._attend"
-FILL = "inputs:InputBuffer.fill"
 ACKNOWLEDGE = "indexing:acknowledge"
-
-
-# What the wrappers below do
-
-
-def after_index(change):
-    """Change the addresses of a step once they have been computed: `change(fields, tables, results by name, sizes)`."""
-
-    def wrapper(original, kernels, fields, tables, results, sizes):
-        original(kernels, fields, tables, results, sizes)
-        change(IndexFields(*fields), tables, dict(zip(INDEX_RESULTS, results, strict=False)), sizes)
-
-    return wrap("kernels.sets:KernelSet.step_index", wrapper)
-
-
-def read_zeros(fields, tables, found, sizes):
-    resumes = fields.row_resume[:, None] > 0
-    found["read_rows"].copy_(torch.where(resumes, 0, found["read_rows"]))
-    found["read_tags"].copy_(torch.where(resumes, 0, found["read_tags"]))
-
-
-def read_former_tenant(fields, tables, found, sizes):
-    slot = fields.row_slots.long()[:, None]
-    ring = sizes.ring_origin + slot * sizes.ring_length + torch.arange(sizes.history)
-    fresh = (found["read_rows"] == 0) & (slot > 0)
-    found["read_rows"].copy_(torch.where(fresh, ring.int(), found["read_rows"]))
-    found["read_tags"].copy_(torch.where(fresh, tables[3][0][found["read_rows"].long()], found["read_tags"]))
-
-
-def do_not_store(fields, tables, found, sizes):
-    found["store_rows"].fill_(SINK_ROW)
-
-
-def write_through_the_source(fields, tables, found, sizes):
-    start, number = fields.query_start.long(), torch.arange(found["write_rows"].shape[0])
-    row = torch.searchsorted(start[1:], number, right=True)
-    live, row = row < fields.row_slots.shape[0], row.clamp(max=fields.row_slots.shape[0] - 1)
-    short = live & (fields.row_resume[row] > 0) & (start.diff()[row] < sizes.history)
-    source = found["read_rows"][row, (number - start[row]).clamp(0, sizes.history - 1)]
-    found["write_rows"].copy_(torch.where(short, source, found["write_rows"]))
-
-
-def entries_of_the_first_row(fields, tables, found, sizes):
-    sources, first = found["entry_sources"], fields.query_start[fields.entry_rows.long()][:, None]
-    sources.copy_(torch.where(sources >= 0, sources - first, sources))
-
-
-def shift_sample_positions(fields, tables, found, sizes):
-    found["sample_positions"].sub_(1)
-
-
-def sample_the_token_before(fields, tables, found, sizes):
-    found["sample_tokens"].sub_(1).clamp_(min=0)
-
-
-def swap_kept_slots(fields, tables, found, sizes):
-    found["sample_slots"].copy_(found["sample_slots"].flip(0))
-
-
-def believe_histories(fields, tables, found, sizes):
-    found["rows_intact"].fill_(True)
-
-
-def drop_entries(condition):
-    def wrapper(original, buffer, plan):
-        view = original(buffer, plan)
-        if condition(plan):
-            for name in ("entry_rows", "entry_snapshots", "entry_boundaries", "entry_tags"):
-                buffer._host[name].fill(0)
-        return view
-
-    return wrap(FILL, wrapper)
-
-
-def is_mixed(plan) -> bool:
-    decodes = [row.num_tokens == 1 for row in plan.rows if row.num_tokens]
-    return any(decodes) and not all(decodes)
-
-
-def pad_rows_with_a_live_slot(original, buffer, plan):
-    view = original(buffer, plan)
-    if plan.rows:
-        buffer._host["row_slots"][len(plan.rows) :] = plan.rows[0].slot
-    return view
-
-
-def seeds_of_the_neighbour(original, buffer, plan):
-    view = original(buffer, plan)
-    seeds = buffer._host["sample_seeds"]
-    seeds[: len(plan.samples)] = seeds[: len(plan.samples)][::-1].copy()
-    return view
-
-
-def zeroed(sources, pools):
-    """No rows of checkpoints."""
-    cached = sources.pool_rows >= pools.geometry.snapshot_base(1)
-    return replace(
-        sources,
-        pool_rows=torch.where(cached, 0, sources.pool_rows),
-        expected=torch.where(cached, 0, sources.expected),
-    )
-
-
-def call_c_directly(original, model, index, pools):
-    swiglu = load_library(host_isas()[0]).functions.swiglu
-    rows, out = torch.zeros(1, 32), torch.empty(1, 16)
-    swiglu(*(ctypes.c_void_p(t.data_ptr()) for t in (rows, out)), 1, 16, 1)
-    return original(model, index, pools)
-
-
-def move_a_table(original, runner, plan):
-    table = runner._pools.tables.length
-    with torch.inference_mode():
-        table.set_(table.clone())
-    return original(runner, plan)
-
-
-def drop_experts_when_crowded(original, kernels, x, expert_ids, weights, num_tokens, w):
-    if x.shape[0] > 4:
-        weights = weights.clone()
-        weights[4:, 0] = 0
-    return original(kernels, x, expert_ids, weights, num_tokens, w)
-
-
-def normalise_the_batch(original, kernels, x, gain, eps):
-    return original(kernels, x, gain, eps) + x.mean() * 1e-4
-
-
-def fill_other_inputs(original, buffer, plan):
-    """A bucket's inputs get a new place for each step."""
-    fresh = type(buffer)(buffer.bucket, torch.device("cpu"))
-    original(fresh, plan)
-    buffer.view = fresh.view
-    return fresh.view
-
-
-# The list
-
 INCIDENT = "sglang PR #34043"
 WRITTEN = "rows.index_copy_(0, sources.dest, torch.where(sources.is_pooled, found, x[sources.tokens]))"
 TAGGED = "pool.row_tags.index_copy_(0, sources.dest, sources.tags ^ stale)"
 
-DEVICE_MUTANTS = [
+STATE_MUTANTS = [
     # First the three faults of one incident.
     Mutant(
         "tracking is switched off by another setting",
@@ -472,114 +346,5 @@ DEVICE_MUTANTS = [
         (edit(CONVOLVE, TAGGED, "pool.row_tags.index_copy_(0, sources.dest, sources.tags)"),),
         "losses",
         "token_ids",
-    ),
-    # Samples
-    Mutant(
-        "a sample is one position early",
-        "Noise is that of the position before the token to draw.",
-        (),
-        (after_index(shift_sample_positions),),
-        "answers",
-        "token_ids",
-    ),
-    Mutant(
-        "a sample is drawn from the token before",
-        "Logits rows take the hidden state one token early.",
-        (),
-        (after_index(sample_the_token_before),),
-        "answers",
-        "prompt_logprobs",
-    ),
-    Mutant(
-        "the seed of a neighbour",
-        "Seeds are in the order of another batch.",
-        ("vLLM PR #53919",),
-        (wrap(FILL, seeds_of_the_neighbour),),
-        "answers",
-        "token_ids",
-    ),
-    Mutant(
-        "bans of another sample",
-        "Tokens that are barred for one request are barred for the one after it.",
-        (),
-        (
-            edit(
-                FILL,
-                "bans = [(number, token, BANNED_LOGIT)",
-                "bans = [((number + 1) % len(plan.samples), token, BANNED_LOGIT)",
-            ),
-        ),
-        "answers",
-        "token_ids",
-    ),
-    Mutant(
-        "logprobs of another row",
-        "The likeliest tokens of a step come back in reverse order of rows.",
-        (),
-        (
-            edit(
-                "runner.runner:_read_back",
-                "result.top_ids, result.top_logprobs)",
-                "result.top_ids, result.top_logprobs[: len(plan.samples)].flip(0))",
-            ),
-        ),
-        "answers",
-        "prompt_logprobs",
-    ),
-    # Recordings
-    Mutant(
-        "a buffer moves after capture",
-        "A table gets a new place with each step, also after steps have been recorded.",
-        ("vLLM PR #55341",),
-        (wrap("runner.runner:LocalRunner.execute", move_a_table),),
-        "graphs",
-        "GraphError",
-    ),
-    Mutant(
-        "replays read the inputs of the capture",
-        "Each step fills new inputs, which the recording does not know.",
-        ("sglang #37606",),
-        (wrap(FILL, fill_other_inputs),),
-        "graphs",
-        "token_ids",
-    ),
-    Mutant(
-        "a kernel runs outside the dispatcher",
-        "A native kernel is called directly, so that a recording holds no trace of it.",
-        (INCIDENT,),
-        (wrap("models.hash:HashModel.forward", call_c_directly),),
-        "graphs",
-        "GraphError",
-    ),
-    Mutant(
-        "a value is read by the host",
-        "The forward pass asks how many tokens are live.",
-        ("vLLM #49918",),
-        (
-            edit(
-                "models.hash:HashModel.forward",
-                "return x[:, None]",
-                "return x[:, None] * (1 if index.num_tokens > 0 else 1)",
-            ),
-        ),
-        "graphs",
-        "GraphError",
-    ),
-    # Kernels
-    Mutant(
-        "experts have a capacity",
-        "In a crowded step, later tokens lose an expert.",
-        (),
-        (wrap("kernels.sets:KernelSet.moe", drop_experts_when_crowded),),
-        "weights",
-        "bits differ",
-    ),
-    Mutant(
-        "a norm knows its neighbours",
-        "A row's normalisation depends, slightly, on the rows beside it.",
-        (),
-        (wrap("kernels.sets:KernelSet.rms_norm", normalise_the_batch),),
-        "weights",
-        "bits differ",
     ),
 ]

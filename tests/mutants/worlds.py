@@ -1,0 +1,37 @@
+"""Watched engines of the battery, and what is asked of all of them."""
+
+from __future__ import annotations
+
+from samebit.audit.replay import Drain, Step
+from tests.hash.fuzzer import LAYOUTS, World
+
+ROOMY = {"max_num_seqs": 6, "num_checkpoints": 16, "num_pages": 60, "num_window_pages": 60, "checkpoint_interval": 8}
+SMALL = {"max_num_seqs": 3, "num_checkpoints": 3, "num_pages": 13, "num_window_pages": 9, "checkpoint_interval": 8}
+# Conv streams before, between and after both kinds of attention; two windows, one below a page.
+MIXED, TWO_WINDOWS = (["conv", 6, "conv", "full", "conv"], 4), LAYOUTS[3]
+
+
+def make_world(layout: tuple, *, native: bool = False, **settings) -> World:
+    """A watched engine; with the torch kernels, so that the faults of this list reach every address."""
+    return World(*layout, kernels="auto" if native else "torch", **(ROOMY | settings))
+
+
+def finish(world: World, max_steps: int = 150) -> None:
+    """Run until idle; nothing that the battery asks for needs as many steps."""
+    end = world.player.num_steps + max_steps
+    while world.engine.has_work:
+        world.do(Step())
+        assert world.player.num_steps < end, f"requests have not ended after {max_steps} steps"
+    world.do(Drain())
+    counters = world.engine.scheduler.counters
+    if not world.player.num_damages and world.player._after_step is not None:
+        assert counters.num_refused_checkpoints == 0, "checkpoints were refused"
+        assert counters.num_damaged_resumes == 0, "resumed state was damaged"
+
+
+def expect(world: World, prompt: list[int], cached: int, *, salt: str = "", **params) -> None:
+    settings = {"max_tokens": 3, "temperature": 0.0, "logprobs": 1, "ignore_eos": True, **params}
+    (name,) = world.add(prompt, params=settings, salt=salt)
+    finish(world)
+    found = world.player.num_cached[name]
+    assert found == cached, f"{len(prompt)} tokens with {cached} cached took {found} from the cache"
