@@ -1,5 +1,6 @@
 # Every target builds what it needs; a second call finds the stamps and starts at once.
 PYTHON ?= python3
+MINUTES ?= 10
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -20,7 +21,10 @@ check: .venv/.stamp-dev
 	$(BIN)/lint-imports
 
 fuzz: .venv/.stamp-dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m slow --hypothesis-profile=fuzz
+	end=$$(($$(date +%s) + 60 * $(MINUTES))); while [ $$(date +%s) -lt $$end ]; do \
+	    $(BIN)/python -m pytest -q -n $(WORKERS) tests/hash tests/scheduler tests/exactness/test_small_model.py \
+	        -k "fuzz or machine or mixture" -m "slow or not slow" --hypothesis-profile=fuzz || exit 1; \
+	done
 
 bench: .venv/.stamp-dev
 	$(BIN)/python -m benchmarks.cpu --output benchmarks/results/cpu.json

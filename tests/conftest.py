@@ -11,7 +11,8 @@ _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("ci", derandomize=True, max_examples=50, **_COMMON)
 # For a second run of the same tests with slow kernels.
 settings.register_profile("brief", derandomize=True, max_examples=8, **_COMMON)
-settings.register_profile("fuzz", max_examples=2000, **_COMMON)
+# New examples each time, some minutes of them; `make fuzz MINUTES=n` repeats it.
+settings.register_profile("fuzz", max_examples=300, **_COMMON)
 settings.load_profile("ci")
 
 

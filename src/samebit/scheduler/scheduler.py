@@ -155,6 +155,7 @@ class Scheduler:
         assert not self._in_flight, "a step is in flight"
         live = [s.state for s in (*self._running, *self._publishing) if s.state]
         assert all(sequence.state is None for sequence in self._waiting), "a waiting request holds state"
+        assert all(s.status is Status.WAITING for s in self._waiting), "a request that has ended waits"
         self._manager.check(live, [])
 
     # Planning
