@@ -35,14 +35,14 @@ class Block(nn.Module):
         super().__init__()
         self._config = config
         self._heads = head_shape(config, layer)
-        self._is_dense = config.is_dense[layer]
+        self.is_dense = config.is_dense[layer]
         self.weights = nn.ParameterDict()
         prefix = f"{layer}."
         for key, stored in stored_parameters(config, PUBLISHED).items():
             name = key.removeprefix(prefix)
             if key.startswith(prefix) and name not in BUFFERS:
                 self.weights[name] = nn.Parameter(torch.empty(stored.shapes[0]))
-        if not self._is_dense:
+        if not self.is_dense:
             # No gradient reaches it: the training loop moves it to balance the experts.
             self.register_buffer("router_bias", torch.zeros(config.n_routed_experts))
 
@@ -51,7 +51,7 @@ class Block(nn.Module):
         w, eps = self.weights, self._config.rms_norm_eps
         x = x + short_conv(self._attention(rms_norm(x, w["attn_norm"], eps), tau), w["attn_conv"])
         h = rms_norm(x, w["mlp_norm"], eps)
-        mixed, load = (self._dense(h), None) if self._is_dense else self._sparse(h)
+        mixed, load = (self._dense(h), None) if self.is_dense else self._sparse(h)
         return x + short_conv(mixed, w["mlp_conv"]), load
 
     def _attention(self, x: Tensor, tau: Tensor) -> Tensor:
@@ -160,14 +160,14 @@ class Inkling(nn.Module):
     def draft(self, hidden: Tensor, token_ids: Tensor) -> list[Tensor]:
         """For `forward`'s result, each depth's hidden states [B, T, H]; row i of depth j predicts token i + 2 + j.
 
-        The last 1 + j rows of depth j read token 0 in place of tokens that are not known yet and mean nothing.
+        No gradient reaches the embedding from here. The last 1 + j rows of depth j read token 0 in place of tokens that are not known yet and mean nothing.
         """
         T = token_ids.shape[1]
         found = []
         for j, depth in enumerate(self.depths):
             later = functional.pad(token_ids[:, 1 + j :], (0, min(1 + j, T)))
             tau = self.get_buffer("_tau")[1 + j : 1 + j + T]
-            hidden = self._run(depth)(hidden, self._embedded(later), tau)[0]
+            hidden = self._run(depth)(hidden, self._embedded(later).detach(), tau)[0]
             found.append(hidden)
         return found
 

@@ -1,0 +1,207 @@
+"""Trains a model stage by stage: each stage goes on from a folder, keeps to its time, evaluates and leaves the folder complete.
+
+On a GPU blocks are compiled and products are bf16; on a CPU all is fp32. Knows the model, batches and the optimiser.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from samebit.core.errors import ConfigError
+from samebit.train.evaluate import Evaluation, evaluate
+from samebit.train.feed import Batch, Feed
+from samebit.train.layout import load_model
+from samebit.train.model import Block, Inkling
+from samebit.train.optim import Optimiser
+from samebit.train.recipe import Recipe, Stage
+from samebit.train.tokens import TrainingData
+
+STATE_FILE = "state.pt"
+HISTORY_FILE = "history.json"
+_REPORT_SECONDS = 15.0
+_MAX_GRADIENT = 1.0
+# The experts' balance is steered harder while the router is fresh.
+_FRESH_STEPS = 1000
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What has been done in all stages so far."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    stages: int = 0
+
+
+class Trainer:
+    """A model in training, its optimiser and its progress, kept in `folder`."""
+
+    def __init__(
+        self, recipe: Recipe, folder: Path, device: torch.device, *, seed: int = 0, start: Path | None = None
+    ) -> None:
+        """Go on from `folder` if a stage has ended there, else from the checkpoint `start`, else from fresh weights."""
+        self._recipe, self._folder, self._device, self._seed = recipe, folder, device, seed
+        self.progress = Progress()
+        has_state = (folder / STATE_FILE).is_file()
+        self.model = Inkling(recipe.raw, seed) if has_state or start is None else load_model(start)
+        if any(self.model.raw.get(key) != recipe.raw[key] for key in ("text_config", "mtp_config")):
+            raise ConfigError(f"{start}: has another shape than the recipe")
+        self.model.to(device).train()
+        self._optimiser = Optimiser(self.model, recipe.rates)
+        self._head_loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = head_loss
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision("high")
+            self.model.compile_blocks()
+            self._head_loss = torch.compile(head_loss, dynamic=False)
+        if has_state:
+            state = torch.load(folder / STATE_FILE, map_location=device, weights_only=True)
+            self.model.load_state_dict(state["model"])
+            self._optimiser.load_state_dict(state["optimiser"])
+            self.progress = Progress(**state["progress"])
+
+    def train(
+        self, data: TrainingData, data_folder: Path, number: int, *, workers: int, seconds: float | None = None
+    ) -> Evaluation:
+        """Run stage `number` (from 1) of the recipe, save, and evaluate. `seconds` overrides the stage's time."""
+        if not 1 <= number <= len(self._recipe.stages):
+            raise ConfigError(f"stage={number}: the recipe has stages 1 .. {len(self._recipe.stages)}")
+        stage = self._recipe.stages[number - 1]
+        if seconds is not None:
+            stage = dataclasses.replace(stage, seconds=seconds)
+        feed = Feed(
+            data,
+            data_folder,
+            length=stage.length,
+            rows=stage.rows,
+            dialogue_share=stage.dialogue_share,
+            workers=workers,
+            seed=self._seed + 1000 * number,
+            device=self._device,
+            ring_rows=stage.ring_rows,
+        )
+        with feed:
+            self._steps(stage, feed)
+        self.progress.stages = number
+        self.save()
+        found = evaluate(
+            self.model,
+            data,
+            contexts=self._recipe.contexts,
+            distances=self._recipe.distances,
+            probes=self._recipe.probes,
+        )
+        self._remember(number, found)
+        return found
+
+    def step(self, batch: Batch, multiplier: float) -> Tensor:
+        """One step at `multiplier` times the rates; the losses [1 + depths] of the trunk and of each depth, on the device."""
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
+            losses, loads = self.losses(batch)
+        torch.autograd.backward(losses.sum())
+        # Apart, so that drafts have no say in how far the trunk moves.
+        drafts = list(self.model.depths.parameters())
+        own = {id(p) for p in drafts}
+        nn.utils.clip_grad_norm_([p for p in self.model.parameters() if id(p) not in own], _MAX_GRADIENT)
+        if drafts:
+            nn.utils.clip_grad_norm_(drafts, _MAX_GRADIENT)
+        self._optimiser.step(multiplier)
+        self._balance(loads, multiplier)
+        self.progress.steps += 1
+        self.progress.tokens += batch.token_ids.numel()
+        return losses.detach()
+
+    def losses(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """Weighted cross-entropy of the trunk and of each draft depth, [1 + depths], and the experts' loads.
+
+        Depths learn from the trunk without changing it: its hidden states and both tables are constants to them.
+        """
+        model = self.model
+        hidden, loads = model(batch.token_ids)
+        unembed = model.weights["unembed"][: model.config.unpadded_vocab_size]
+        found = [self._loss(hidden, unembed, batch.targets, batch.weights)]
+        for j, drafted in enumerate(model.draft(hidden.detach(), batch.token_ids)):
+            skip = 1 + j
+            targets = functional.pad(batch.targets[:, skip:], (0, skip))
+            weights = functional.pad(batch.weights[:, skip:], (0, skip))
+            found.append(self._loss(drafted, unembed.detach(), targets, weights))
+        return torch.stack(found), loads
+
+    def save(self) -> None:
+        """Write the state; a folder never holds half of one."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        partial = self._folder / f"{STATE_FILE}.partial"
+        state = {
+            "model": self.model.state_dict(),
+            "optimiser": self._optimiser.state_dict(),
+            "progress": dataclasses.asdict(self.progress),
+        }
+        torch.save(state, partial)
+        partial.replace(self._folder / STATE_FILE)
+
+    def _loss(self, hidden: Tensor, unembed: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return self._head_loss(hidden / self.model.config.logits_mup_width_multiplier, unembed, targets, weights)
+
+    def _steps(self, stage: Stage, feed: Feed) -> None:
+        began = reported = time.monotonic()
+        begin = (self.progress.steps, self.progress.tokens)
+        feed.refill(at_least=round(stage.rows * stage.dialogue_share))
+        while True:
+            spent, done = (time.monotonic() - began) / stage.seconds, self.progress.steps - begin[0]
+            # Where steps are given, the rate follows them alone, so that the run is a function of its seed.
+            share = done / stage.steps if stage.steps else spent
+            if max(share, spent) >= 1:
+                break
+            losses = self.step(feed.batch(), rate_multiplier(stage, done, share))
+            if done % 10 == 0:
+                feed.refill()
+                # Reading a loss keeps the host in step with the device, so that time is measured where it is spent.
+                shown = ", ".join(f"{float(loss):.3f}" for loss in losses)
+                if time.monotonic() - reported > _REPORT_SECONDS:
+                    reported = time.monotonic()
+                    speed = (self.progress.tokens - begin[1]) / (reported - began)
+                    _log.info("step %d: losses %s; %.0f tokens/s; %d dialogues", done, shown, speed, feed.num_written)
+        self.progress.seconds += time.monotonic() - began
+
+    @torch.no_grad()
+    def _balance(self, loads: list[Tensor], multiplier: float) -> None:
+        """Move the router's choice towards experts that few tokens chose; its weights are untouched."""
+        sparse = [b for b in self.model.blocks if isinstance(b, Block) and not b.is_dense]
+        haste = 1 + 4 * max(0.0, 1 - self.progress.steps / _FRESH_STEPS)
+        rate = self._recipe.bias_rate * haste * min(1.0, 4 * multiplier)
+        for block, load in zip(sparse, loads, strict=True):
+            bias = block.get_buffer("router_bias")
+            bias += rate * torch.sign(load.mean() - load)
+            bias -= bias.mean()
+
+    def _remember(self, number: int, found: Evaluation) -> None:
+        path = self._folder / HISTORY_FILE
+        history = json.loads(path.read_text()) if path.is_file() else []
+        entry = {"stage": number, **dataclasses.asdict(self.progress), "evaluation": dataclasses.asdict(found)}
+        path.write_text(json.dumps([*history, entry], indent=1) + "\n")
+
+
+def rate_multiplier(stage: Stage, done: int, share: float) -> float:
+    """The rate after `done` steps, when `share` of the stage is over: up over the warm-up, level, then down to `final_rate`."""
+    rising = (done + 1) / stage.warmup
+    falling = (1 - share) / stage.decay_share if stage.decay_share else 1.0
+    return min(1.0, rising, max(stage.final_rate, falling))
+
+
+def head_loss(scaled: Tensor, unembed: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """Weighted mean cross-entropy of scaled hidden states [B, T, H] through the head; targets and weights [B, T]."""
+    logits = functional.linear(scaled, unembed).float()
+    losses = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    return (losses * weights.flatten()).sum() / weights.sum()
