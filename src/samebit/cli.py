@@ -1,4 +1,4 @@
-"""The command line: serve, generate, chat, audit, bench. Knows flags and files; each command loads what it needs when it runs."""
+"""The command line: serve, generate, chat, audit, bench, train. Knows flags and files; each command loads what it needs when it runs."""
 
 import contextlib
 import importlib.metadata
@@ -26,6 +26,8 @@ app = typer.Typer(
 
 bench = typer.Typer(no_args_is_help=True, help="Measure an engine.")
 app.add_typer(bench, name="bench")
+train = typer.Typer(no_args_is_help=True, help="Train a small model from what is installed here.")
+app.add_typer(train, name="train")
 
 # Flags that several commands share. The names are those of vLLM and sglang where they have one.
 Model = Annotated[str, typer.Argument(help="nano (bundled), a folder, or a Hugging Face org/name.")]
@@ -69,6 +71,9 @@ ShutdownTimeout = Annotated[
 ]
 MaxQueued = Annotated[int, typer.Option("--max-queued-requests", help="Waiting requests; more get a 503.", min=0)]
 MaxBody = Annotated[int, typer.Option("--max-body-bytes", help="Largest request body.", min=1)]
+CorpusFolder = Annotated[Path, typer.Argument(help="A prepared corpus.")]
+RunFolder = Annotated[Path, typer.Argument(help="State and history of the run.")]
+Recipe = Annotated[str, typer.Option("--recipe", help="nano, or toy: the whole path in a minute on a CPU.")]
 LogLevel = Annotated[str, typer.Option("--log-level", help=", ".join(LOG_LEVELS))]
 
 
@@ -305,6 +310,49 @@ def recall(
         scores = arms.compare_cache(model, num_problems, settings)
     typer.echo(arms.table(scores))
     raise typer.Exit(int(scores[1].num_changed(scores[0]) > 0))
+
+
+@train.command()
+def corpus(
+    folder: Annotated[Path, typer.Argument(help="Where to write it.")],
+    site: Annotated[list[Path] | None, typer.Option(help="One more site-packages folder to read.")] = None,
+    package: Annotated[list[str] | None, typer.Option(help="Only this one; may be given more than once.")] = None,
+    max_files: Annotated[int | None, typer.Option(help="Most files of a package.", min=1)] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to train on.", min=1)] = 100_000_000,
+    recipe: Recipe = "nano",
+) -> None:
+    """Prepare a corpus from permissively licensed packages and the standard library."""
+    from samebit.train import command  # noqa: PLC0415 - loads torch
+
+    with _plain_errors():
+        command.prepare_corpus(folder, site or [], package or [], max_files, max_tokens, recipe)
+
+
+@train.command()
+def nano(
+    data: CorpusFolder,
+    run: RunFolder,
+    stage: Annotated[int, typer.Option(help="1, 2, ...: each goes on from the one before it.", min=1)],
+    recipe: Recipe = "nano",
+    start: Annotated[Path | None, typer.Option(help="A checkpoint to start from where RUN is empty.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that write dialogues.", min=0)] = None,
+    seconds: Annotated[float | None, typer.Option(help="Time of the stage (default: the recipe's).", min=1)] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Run a stage of a recipe: train for its time, save, evaluate."""
+    from samebit.train import command  # noqa: PLC0415 - loads torch
+
+    with _plain_errors():
+        command.run_stage(data, run, stage, recipe, start=start, workers=workers, seconds=seconds, seed=seed)
+
+
+@train.command()
+def export(data: CorpusFolder, run: RunFolder, folder: Path, recipe: Recipe = "nano") -> None:
+    """Write the trained model to FOLDER as a checkpoint that can be served."""
+    from samebit.train import command  # noqa: PLC0415 - loads torch
+
+    with _plain_errors():
+        command.export_run(data, run, folder, recipe)
 
 
 def _show_answer(conversation: "Conversation", text: str) -> None:

@@ -92,7 +92,8 @@ class Trainer:
             device=self._device,
             ring_rows=stage.ring_rows,
         )
-        with feed:
+        # Blocks share their code, and each of their shapes is compiled.
+        with feed, torch._dynamo.config.patch(recompile_limit=64):  # noqa: SLF001 - has no public name
             self._steps(stage, feed)
         self.progress.stages = number
         self.save()
@@ -102,6 +103,7 @@ class Trainer:
             contexts=self._recipe.contexts,
             distances=self._recipe.distances,
             probes=self._recipe.probes,
+            max_tokens=self._recipe.held_out_tokens,
         )
         self._remember(number, found)
         return found

@@ -49,13 +49,17 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A model to train. `raw`: its config.json object; `contexts`, `distances`: what is evaluated; `probes`: a cell."""
+    """A model to train. `raw`: its config.json object; `contexts`, `distances`: what is evaluated; `probes`: a cell.
+
+    `held_out_tokens`: how much of the held-out stream is measured (None: all of it).
+    """
 
     raw: Mapping[str, Any]  # Any: JSON
     stages: tuple[Stage, ...]
     contexts: tuple[int, ...]
     distances: tuple[int, ...]
     probes: int
+    held_out_tokens: int | None = None
     rates: Rates = field(default_factory=Rates)
     bias_rate: float = 1e-3
 
@@ -150,5 +154,6 @@ RECIPES: Mapping[str, Recipe] = {
         contexts=(64, 256),
         distances=(250,),
         probes=4,
+        held_out_tokens=8192,
     ),
 }
