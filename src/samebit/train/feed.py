@@ -23,6 +23,7 @@ from samebit.train.tokens import TrainingData, load_data
 # How much a token of each class counts: answers can be known, fresh values cannot be guessed.
 _WEIGHTS = {PLAIN: 1.0, ANSWER: 4.0, STATED: 0.1}
 _QUEUED = 32
+_PATIENCE = 2.0  # seconds between looks at the processes
 
 Written = tuple[np.ndarray[Any, np.dtype[np.int16]], np.ndarray[Any, np.dtype[np.uint8]]]  # ids and classes [N, T + 1]
 
@@ -93,23 +94,29 @@ class Feed:
         return self._num_written
 
     def refill(self, at_least: int = 0) -> None:
-        """Take what the processes have written; wait until there are `at_least` dialogues."""
-        while True:
-            must = self._num_written < at_least
-            if self._writer is not None:
-                if not must:
-                    return
-                self._store(written(self._writer, self._length + 1, self._chunk))
-                continue
-            if self._queue is None:
-                return
-            if must and not any(process.is_alive() for process in self._processes):
-                raise ConfigError(f"workers={len(self._processes)}: the processes that write dialogues have died")
+        """Wait until there are `at_least` dialogues, then take what else lies ready."""
+        while self._num_written < at_least:
+            self._store(self._next())
+        for _ in range(_QUEUED if self._queue is not None else 0):
             try:
-                self._store(self._queue.get(timeout=5) if must else self._queue.get_nowait())
+                self._store(self._queue.get_nowait())
             except queue.Empty:
-                if not must:
-                    return
+                return
+
+    def _next(self) -> Written:
+        """Dialogues that are there or will soon be. Raises ConfigError if nobody writes them."""
+        if self._writer is not None:
+            return written(self._writer, self._length + 1, self._chunk)
+        while True:
+            try:
+                found: Written = self._queue.get(timeout=_PATIENCE)
+            except queue.Empty:
+                if not any(process.is_alive() for process in self._processes):
+                    raise ConfigError(
+                        f"workers={len(self._processes)}: the processes that write dialogues have died"
+                    ) from None
+            else:
+                return found
 
     def batch(self) -> Batch:
         """The next batch."""
