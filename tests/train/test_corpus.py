@@ -51,6 +51,16 @@ def test_a_corpus_of_one_package_is_refused():
         corpus.collect(only=["click"])
 
 
+def test_a_text_is_taken_once_however_it_is_spaced(tmp_path):
+    body = "value = compute(1, 2)\n" * 20
+    for name, text in (("a.py", body), ("b.py", body.replace("\n", "\n\n")), ("c.py", body + "more = 1\n")):
+        (tmp_path / name).write_text(text)
+    seen = set()
+    taken = corpus._texts(sorted(tmp_path.iterdir()), seen, None)
+    assert len(taken) == len(seen) == 2
+    assert corpus._texts(sorted(tmp_path.iterdir()), seen, None) == ()
+
+
 def package(name, *texts):
     return corpus.Package(name, "1", "MIT", texts)
 

@@ -78,7 +78,7 @@ def parsed(templates, text):
 @pytest.mark.parametrize("seed", range(6))
 def test_every_answer_is_the_value_that_was_stated_last(data, seed):
     ids, classes = writer(data, seed).dialogue(4000)
-    stating = [t for kind in PHRASES["train"].values() for t in (*kind.correct, *kind.state)]
+    stating = templates_of("train", "correct", "state")
     now, answered = {}, 0
     for role, _, body, place in messages_of(data, ids):
         text = data.tokenizer.decode(body)
@@ -121,6 +121,14 @@ def test_a_probe_ends_with_the_value_that_was_stated_last(data, distance, num_co
     assert reply.startswith("<|content_text|>")
     assert reply.endswith("<|end_message|><|content_model_end_sampling|>")
     assert last == probe.reply[1] == len(probe.token_ids) - 2
+    said = [data.tokenizer.decode(body) for role, _, body, _ in messages_of(data, probe.token_ids) if "user" in role]
+    seen = {split: [parsed(templates_of(split, "correct", "state"), text) for text in said] for split in PHRASES}
+    assert not any(seen["train"])
+    assert sum(map(bool, seen["probe"])) > num_corrections
+
+
+def templates_of(split, *kinds):
+    return [t for phrases in PHRASES[split].values() for kind in kinds for t in getattr(phrases, kind)]
 
 
 def test_probes_share_neither_things_nor_sentences_with_training(data):

@@ -98,6 +98,19 @@ def test_a_draft_depth_reads_exactly_the_tokens_it_is_given():
         assert not torch.equal(same[0][first], same[1][first])
 
 
+@torch.no_grad()
+def test_a_full_depth_scales_scores_by_the_position_of_the_token_it_embeds():
+    model = Inkling(WITH_DEPTHS).eval()
+    token_ids = torch.randint(0, 272, (1, 40), generator=torch.Generator().manual_seed(0))
+    hidden = model(token_ids)[0]
+    first, second = model.draft(hidden, token_ids)
+    # Depth 1 of row i embeds token i + 2; the scaling of position p begins where p + 1 exceeds the floor of 16.
+    positions = torch.arange(40) + 2
+    tau = 1 + 0.2 * ((positions + 1) / 16).clamp(min=1).log()
+    later = torch.cat([token_ids[:, 2:], torch.zeros(1, 2, dtype=torch.long)], dim=1)
+    torch.testing.assert_close(model.depths[1](first, model._embedded(later), tau)[0], second)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_saved_is_what_is_loaded(tmp_path, dtype):
     model = Inkling(WITH_DEPTHS, seed=1)
