@@ -48,7 +48,7 @@ def main() -> None:
     for batch in (1, 16):
         record[f"decode_batch_{batch}"] = compare_decode(llm, peer, rng, batch, args.rounds)
     record["time_to_first_token"] = compare_first_token(llm, rng, args.rounds)
-    record["profile"] = profile_decode(llm, rng)
+    record["step_profile"] = profile_decode(llm, rng)
     print(json.dumps(record, indent=1))
     if args.output is not None:
         args.output.write_text(json.dumps(record, indent=1) + "\n")
