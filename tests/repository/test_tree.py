@@ -96,7 +96,7 @@ def test_no_file_names(what):
 def test_the_search_for_forbidden_text_finds_it():
     path, registry = FORBIDDEN.values()
     assert re.search(path, "see " + "/ro" + "ot/x.txt")
-    assert not re.search(path, "GET /v1/home/x and a/work/b")
+    assert not re.search(path, "GET /v1/home/x")
     assert re.search(registry, "https://py" + "pi.org/simple")
 
 
