@@ -96,7 +96,7 @@ def test_dialogues_come_from_other_processes_too(data, corpus_folder):
 
 
 def short(steps):
-    first = dataclasses.replace(TOY.stages[0], steps=steps, seconds=600)
+    first = dataclasses.replace(TOY.stages[0], steps=steps, seconds=1e-3)
     return dataclasses.replace(
         TOY, stages=(first, dataclasses.replace(first, decay_share=0.5)), probes=1, contexts=(64,)
     )

@@ -75,12 +75,12 @@ class Trainer:
     def train(
         self, data: TrainingData, data_folder: Path, number: int, *, workers: int, seconds: float | None = None
     ) -> Evaluation:
-        """Run stage `number` (from 1) of the recipe, save, and evaluate. `seconds` overrides the stage's time."""
+        """Run stage `number` (from 1) of the recipe, save, and evaluate. `seconds` overrides the stage's time or steps."""
         if not 1 <= number <= len(self._recipe.stages):
             raise ConfigError(f"stage={number}: the recipe has stages 1 .. {len(self._recipe.stages)}")
         stage = self._recipe.stages[number - 1]
         if seconds is not None:
-            stage = dataclasses.replace(stage, seconds=seconds)
+            stage = dataclasses.replace(stage, seconds=seconds, steps=None)
         feed = Feed(
             data,
             data_folder,
@@ -161,10 +161,10 @@ class Trainer:
         begin = (self.progress.steps, self.progress.tokens)
         feed.refill(at_least=round(stage.rows * stage.dialogue_share))
         while True:
-            spent, done = (time.monotonic() - began) / stage.seconds, self.progress.steps - begin[0]
-            # Where steps are given, the rate follows them alone, so that the run is a function of its seed.
-            share = done / stage.steps if stage.steps else spent
-            if max(share, spent) >= 1:
+            done = self.progress.steps - begin[0]
+            # Where steps are given, time has no say, so that the run is a function of its seed.
+            share = done / stage.steps if stage.steps else (time.monotonic() - began) / stage.seconds
+            if share >= 1:
                 break
             losses = self.step(feed.batch(), rate_multiplier(stage, done, share))
             if done % 10 == 0:

@@ -31,7 +31,7 @@ END_OF_TURN = 6
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Sequences of `length` tokens, `rows` of them a step, for `seconds` or `steps`, whichever ends first.
+    """Sequences of `length` tokens, `rows` of them a step, for `seconds`; where `steps` are given, for so many instead.
 
     The rate rises over `warmup` steps and falls, in the last `decay_share` of the stage, linearly to `final_rate` times its height.
     """
