@@ -19,10 +19,10 @@ import sys
 import typer
 from samebit.core.config import EngineConfig
 from samebit.server.run import ServeOptions, serve
-from samebit.cli import _plain_errors
+from samebit.cli.flags import plain_errors
 options = dict(port=0, engine_class="tests.server.fakes:FakeEngine") | {options}
 try:
-    with _plain_errors():
+    with plain_errors():
         sys.exit(serve(EngineConfig(max_num_seqs=4, **{config}), ServeOptions(**options)))
 except typer.Exit as end:
     sys.exit(end.exit_code)

@@ -1,0 +1,57 @@
+"""train: corpus, nano, export. Each command loads what it needs when it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samebit.cli.flags import plain_errors
+
+train = typer.Typer(no_args_is_help=True, help="Train a small model from what is installed here.")
+
+CorpusFolder = Annotated[Path, typer.Argument(help="A prepared corpus.")]
+RunFolder = Annotated[Path, typer.Argument(help="State and history of the run.")]
+Recipe = Annotated[str, typer.Option("--recipe", help="nano, or toy: the whole path in a minute on a CPU.")]
+
+
+@train.command()
+def corpus(
+    folder: Annotated[Path, typer.Argument(help="Where to write it.")],
+    site: Annotated[list[Path] | None, typer.Option(help="One more site-packages folder to read.")] = None,
+    package: Annotated[list[str] | None, typer.Option(help="Only this one; may be given more than once.")] = None,
+    max_files: Annotated[int | None, typer.Option(help="Most files of a package.", min=1)] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to train on.", min=1)] = 100_000_000,
+    recipe: Recipe = "nano",
+) -> None:
+    """Prepare a corpus from permissively licensed packages and the standard library."""
+    from samebit.train import command  # noqa: PLC0415 - loads torch
+
+    with plain_errors():
+        command.prepare_corpus(folder, site or [], package or [], max_files, max_tokens, recipe)
+
+
+@train.command()
+def nano(
+    data: CorpusFolder,
+    run: RunFolder,
+    stage: Annotated[int, typer.Option(help="1, 2, ...: each goes on from the one before it.", min=1)],
+    recipe: Recipe = "nano",
+    start: Annotated[Path | None, typer.Option(help="A checkpoint to start from where RUN is empty.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that write dialogues.", min=0)] = None,
+    seconds: Annotated[float | None, typer.Option(help="Time of the stage (default: the recipe's).", min=1)] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Run a stage of a recipe: train for its time, save, evaluate."""
+    from samebit.train import command  # noqa: PLC0415 - loads torch
+
+    with plain_errors():
+        command.run_stage(data, run, stage, recipe, start=start, workers=workers, seconds=seconds, seed=seed)
+
+
+@train.command()
+def export(data: CorpusFolder, run: RunFolder, folder: Path, recipe: Recipe = "nano") -> None:
+    """Write the trained model to FOLDER as a checkpoint that can be served."""
+    from samebit.train import command  # noqa: PLC0415 - loads torch
+
+    with plain_errors():
+        command.export_run(data, run, folder, recipe)
