@@ -14,13 +14,12 @@ import time
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from benchmarks.reference import load_reference
-from samebit import LLM, SamplingParams
-
-DOCUMENT_START = 0
+from samebit import LLM
+from samebit.engine.tokenizer import Tokenizer
+from samebit.train.heldout import documents_stream, token_losses, windows
 
 
 def main() -> None:
@@ -35,52 +34,35 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--reference", action="store_true", help="measure with transformers too (eager, fp32)")
     args = parser.parse_args()
-    windows, num_bytes = read_windows(args)
+    measured, num_bytes = read_windows(args)
     llm = LLM(args.model, kernels=args.kernels, num_threads=args.threads)
     began = time.perf_counter()
-    ours = [served_loss(llm, window) for window in windows]
+    ours = [math.fsum(losses) / len(losses) for losses in token_losses(llm, measured)]
     spent = time.perf_counter() - began
     total = sum(ours) / len(ours)
-    print(f"{len(windows)} windows of {args.context} tokens, {num_bytes:.3f} bytes a token")
+    print(f"{len(measured)} windows of {args.context} tokens, {num_bytes:.3f} bytes a token")
     print(f"samebit       {total:.6f} nats/token, {total / math.log(2) / num_bytes:.4f} bits/byte, {spent:.1f} s")
     if args.reference:
         reference = load_reference(args.model)
         with torch.inference_mode():
-            theirs = [mean_loss(reference(torch.tensor([w])).logits[0], w) for w in windows]
+            theirs = [mean_loss(reference(torch.tensor([w])).logits[0], w) for w in measured]
         print(f"transformers  {sum(theirs) / len(theirs):.6f} nats/token")
         print(f"largest difference of a window {max(abs(a - b) for a, b in zip(ours, theirs, strict=True)):.2e}")
 
 
 def read_windows(args: argparse.Namespace) -> tuple[list[list[int]], float]:
     """Windows of token ids, spread evenly over the stream, and the stream's bytes per token."""
-    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
-    stream: list[int] = []
-    num_bytes = 0
-    for path in sorted(args.folder.rglob(f"*{args.suffix}")):
-        text = path.read_text(encoding="utf-8").strip("\n") + "\n"
-        stream += [DOCUMENT_START, *tokenizer.encode(text, add_special_tokens=False).ids]
-        num_bytes += len(text.encode())
-    available = len(stream) // args.context
-    if not available:
+    texts = [p.read_text(encoding="utf-8").strip("\n") + "\n" for p in sorted(args.folder.rglob(f"*{args.suffix}"))]
+    stream = documents_stream(Tokenizer(args.model), texts)
+    if len(stream) < args.context:
         raise SystemExit(f"{args.folder}: {len(stream)} tokens do not fill a window of {args.context}")
-    count = min(args.windows, available)
-    starts = [available * i // count * args.context for i in range(count)]
-    return [stream[start : start + args.context] for start in starts], num_bytes / len(stream)
+    return windows(stream, args.context, args.windows), sum(len(text.encode()) for text in texts) / len(stream)
 
 
 def mean_loss(logits: Tensor, window: list[int]) -> float:
     """Mean cross-entropy of tokens 1 .. of `window` under `logits` [T, V], accumulated in float64."""
     targets = torch.tensor(window[1:])
     return float(torch.nn.functional.cross_entropy(logits[:-1].double(), targets))
-
-
-def served_loss(llm: LLM, window: list[int]) -> float:
-    """The same from the logprobs that the engine reports for a prompt."""
-    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-    scored = llm.generate([window], params)[0].prompt_logprobs
-    assert scored is not None, "they were asked for"
-    losses = [-item[token].logprob for item, token in zip(scored, window, strict=True) if item is not None]
-    return math.fsum(losses) / len(losses)
 
 
 if __name__ == "__main__":
