@@ -12,9 +12,10 @@ from tokenizers import Tokenizer as RawTokenizer
 from samebit.engine.chat_template import load_chat_template
 from samebit.engine.model_source import resolve_model
 from samebit.engine.tokenizer import Tokenizer
-from samebit.train.dialogues import ANSWER, PLAIN, STATED, DialogueWriter, Known, Transcript
+from samebit.train.dialogues import DialogueWriter, Known
 from samebit.train.tokens import SPECIAL_TOKENS
-from samebit.train.tools import declaration, tool_use
+from samebit.train.tools import declaration, declare, tool_use
+from samebit.train.transcript import ANSWER, PLAIN, STATED, Transcript
 from samebit.train.words import ANSWERS, PHRASES, subject
 
 
@@ -87,6 +88,8 @@ def test_every_answer_is_the_value_that_was_stated_last(data, seed):
             now[found["k"]] = found["v"]
         elif role == "<|message_model|>" and text.startswith('{"') and '"args"' not in text:
             told = json.loads(text)
+            if not told.keys() <= now.keys():  # an object that a schema asked for
+                continue
             assert told == {key: now[key] for key in told}
             assert weighed == "".join(told.values())
             assert data.tokenizer.encode(text).ids == body
@@ -152,8 +155,8 @@ def test_tools_effort_and_system_prompts_occur(data):
 def test_a_tool_turn_is_what_the_chat_template_renders():
     folder = resolve_model("nano")
     template = load_chat_template(folder, Tokenizer(folder))
-    text, names = declaration(random.Random(0))
-    use = tool_use(random.Random(0), names)
+    tools = declare(random.Random(0))
+    text, use = declaration(tools), tool_use(random.Random(0), tools)
     called = {"name": use.name, "arguments": json.loads(use.call)["args"]}
     rendered = template.render(
         [

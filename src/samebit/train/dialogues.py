@@ -6,15 +6,20 @@ names and sentences that no training dialogue has. Knows a tokenizer, no model.
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from samebit.core.errors import ConfigError
-from samebit.train.tokens import DOCUMENT_START, SPECIAL_TOKENS, TokenStream
-from samebit.train.tools import ToolUse, declaration, tool_use
+from samebit.train.fields import Scalar
+from samebit.train.json_answers import json_task, object_pieces
+from samebit.train.tokens import TokenStream
+from samebit.train.tools import Tool, declaration, declare, tool_use
+from samebit.train.transcript import ANSWER, PLAIN, STATED, WORDING, Pieces, Transcript
 from samebit.train.words import (
     ACKNOWLEDGED,
     ANSWERS,
@@ -29,11 +34,7 @@ from samebit.train.words import (
     thing,
 )
 
-# Classes of tokens, which weigh differently in the loss: an answer can be known, a fresh value cannot be guessed.
-PLAIN, ANSWER, STATED = 0, 1, 2
 _SHORT = 1024
-
-Pieces = Sequence[tuple[str, int]]
 
 
 @dataclass(slots=True)
@@ -55,7 +56,7 @@ class Known:
         space = " " if before.endswith(" ") else ""
         ends = after if token_class == ANSWER else ""
         return [
-            (before.removesuffix(" "), PLAIN),
+            (before.removesuffix(" "), WORDING if token_class == ANSWER else PLAIN),
             (space + self.value + ends, token_class),
             (after[len(ends) :], PLAIN),
         ]
@@ -72,58 +73,28 @@ class Probe:
     num_corrections: int
 
 
-@dataclass(slots=True)
-class Transcript:
-    """Token ids of a dialogue and the class of each."""
+@dataclass(frozen=True, slots=True)
+class ToolProbe:
+    """A dialogue that ends with a call of a tool. `prompt`: up to `<|message_model|>`; `reply`: the turn that follows, with its
+    end; `tools`: the declarations; `call`: the object with `name` and `args` that the reply holds.
+    """
 
-    tokenizer: Tokenizer
-    token_ids: list[int] = field(default_factory=lambda: [DOCUMENT_START])
-    classes: list[int] = field(default_factory=lambda: [PLAIN])
+    prompt: list[int]
+    reply: list[int]
+    tools: list[Mapping[str, Any]]  # Any: JSON
+    call: Mapping[str, Any]  # Any: JSON
 
-    def message(self, role: str, body: Pieces, *, content: str = "text", author: str = "") -> int:
-        """Add a message; where its first token that is not plain lies (its end, if there is none)."""
-        self._mark(f"message_{role}")
-        self._text(author, PLAIN)
-        self._mark(f"content_{content}")
-        begin = len(self.classes)
-        for text, token_class in body:
-            self._text(text, token_class)
-        marked = (i for i in range(begin, len(self.classes)) if self.classes[i] != PLAIN)
-        found = next(marked, len(self.classes))
-        self._mark("end_message")
-        return found
 
-    def code(self, role: str, opening: str, token_ids: Sequence[int]) -> None:
-        """Add a message that shows source code given as tokens."""
-        self._mark(f"message_{role}", "content_text")
-        self._text(f"{opening}\n```python\n", PLAIN)
-        self._extend([i for i in token_ids if i >= len(SPECIAL_TOKENS)], PLAIN)
-        self._text("\n```", PLAIN)
-        self._mark("end_message")
+@dataclass(frozen=True, slots=True)
+class JsonProbe:
+    """A dialogue that ends with an answer in JSON. `prompt`, `reply`: as in a `ToolProbe`; `schema`: what the answer must satisfy;
+    `expected`: the right answer.
+    """
 
-    def use_tool(self, use: ToolUse) -> None:
-        """Add a question, the model's call, the tool's result and the answer."""
-        self.message("user", [(use.question, PLAIN)])
-        self.message("model", [(use.call, ANSWER)], content="invoke_tool_json", author=use.name)
-        self.end_turn()
-        self.message("tool", [(use.result, PLAIN)], author=use.name)
-        self.message("model", [(use.answer, ANSWER)])
-        self.end_turn()
-
-    def end_turn(self) -> None:
-        """The model stops here."""
-        self._mark("content_model_end_sampling")
-
-    def _text(self, text: str, token_class: int) -> None:
-        if text:
-            self._extend(self.tokenizer.encode(text, add_special_tokens=False).ids, token_class)
-
-    def _mark(self, *names: str) -> None:
-        self._extend([SPECIAL_TOKENS.index(f"<|{name}|>") for name in names], PLAIN)
-
-    def _extend(self, token_ids: Sequence[int], token_class: int) -> None:
-        self.token_ids += token_ids
-        self.classes += [token_class] * len(token_ids)
+    prompt: list[int]
+    reply: list[int]
+    schema: Mapping[str, Any]  # Any: JSON
+    expected: Mapping[str, Any]  # Any: JSON
 
 
 class DialogueWriter:
@@ -185,16 +156,42 @@ class DialogueWriter:
         value = next(i for i in range(begin, end) if self._out.classes[i] == ANSWER)
         return Probe(self._out.token_ids, (value, end), (begin, end), value - fact.stated_at, num_corrections)
 
-    def _begin(self) -> None:
+    def tool_probe(self) -> ToolProbe:
+        """A question for one of the tools that are declared, after a little talk."""
+        self._begin(tools=declare(self._rng, self._split))
+        self._small_talk()
+        use = tool_use(self._rng, self._tools)
+        self._out.message("user", [(use.question, PLAIN)])
+        begin = len(self._out.token_ids) + 1
+        self._out.call(use)
+        ids = self._out.token_ids
+        call = {"name": use.name, "args": dict(use.arguments)}
+        return ToolProbe(ids[:begin], ids[begin:], [tool.declared for tool in self._tools], call)
+
+    def json_probe(self) -> JsonProbe:
+        """A question for JSON that fits a schema, after a little talk."""
+        self._begin()
+        self._small_talk()
+        schema, expected, begin = self._ask_for_object()
+        ids = self._out.token_ids
+        return JsonProbe(ids[:begin], ids[begin:], schema, expected)
+
+    def _small_talk(self) -> None:
+        for _ in range(self._rng.choice((0, 1, 2))):
+            if self._rng.random() < 0.5:
+                self._state(1)
+            else:
+                self._filler(16, 80)
+
+    def _begin(self, tools: Sequence[Tool] | None = None) -> None:
         rng = self._rng
         self._out = Transcript(self._tokenizer)
         self._facts: list[Known] = []
-        self._tools: list[str] = []
+        self._tools = tools if tools is not None else declare(rng) if rng.random() < 0.3 else ()
         if rng.random() < 0.5:
             self._out.message("system", [(rng.choice(SYSTEM), PLAIN)])
-        if rng.random() < 0.3:
-            text, self._tools = declaration(rng)
-            self._out.message("system", [(text, PLAIN)], content="xml", author="tool_declare")
+        if self._tools:
+            self._out.message("system", [(declaration(self._tools), PLAIN)], content="xml", author="tool_declare")
         if rng.random() < 0.3:
             self._out.message("system", [(f"Thinking effort level: {rng.choice(EFFORTS)}", PLAIN)])
 
@@ -262,19 +259,28 @@ class DialogueWriter:
     def _exotic(self) -> None:
         if self._tools and self._rng.random() < 0.6:
             self._out.use_tool(tool_use(self._rng, self._tools))
+        elif self._rng.random() < 0.5:
+            self._ask_for_object()
         else:
             self._ask_json()
+
+    def _ask_for_object(self) -> tuple[Mapping[str, Any], Mapping[str, Any], int]:  # Any: JSON
+        """Ask for an object that fits a schema and answer; the schema, the object, and where the reply begins."""
+        task = json_task(self._rng, self._split)
+        self._out.message("user", [(task.question, PLAIN)])
+        begin = len(self._out.token_ids) + 1
+        self._answer_json(task.expected)
+        return task.schema, task.expected, begin
 
     def _ask_json(self) -> None:
         """Ask for up to three facts as one JSON object."""
         facts = self._rng.sample(self._facts, min(len(self._facts), self._rng.choice((1, 2, 3))))
         keys = ", ".join(f'"{f.subject.key}"' for f in facts)
         self._out.message("user", [(f"Answer in JSON with the keys {keys}.", PLAIN)])
-        body: list[tuple[str, int]] = []
-        for number, fact in enumerate(facts):
-            opening = '", ' if number else "{"
-            body += [(f'{opening}"{fact.subject.key}": "', PLAIN), (fact.value, ANSWER)]
-        self._out.message("model", [*body, ('"}', PLAIN)])
+        self._answer_json({f.subject.key: f.value for f in facts})
+
+    def _answer_json(self, value: Mapping[str, Scalar]) -> None:
+        self._out.message("model", object_pieces(value))
         self._out.end_turn()
 
     def _filler(self, low: int, high: int) -> None:
@@ -303,8 +309,9 @@ def talk(seed: int, prose: Sequence[str]) -> str:
         phrases = PHRASES["train"][found.kind]
         templates = (phrases.state, phrases.correct, phrases.ask, (ANSWERS[found.kind],))
         lines += ["".join(text for text, _ in fact.fill(rng.choice(choices), PLAIN)) for choices in templates]
-        text, tools = declaration(rng)
-        use = tool_use(rng, tools)
+        tools = declare(rng)
+        text, use, task = declaration(tools), tool_use(rng, tools), json_task(rng, "train")
         lines += [rng.choice((*ACKNOWLEDGED, *SHOW_CODE, *SEEN_CODE, *SYSTEM)), use.question, use.call, use.answer]
+        lines += [task.question, json.dumps(task.expected)]
         lines += [text, rng.choice(prose)] if prose else [text]
     return "\n".join(lines)

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from samebit.core.errors import ConfigError
-from samebit.train.dialogues import ANSWER, PLAIN, STATED, DialogueWriter
+from samebit.train.dialogues import DialogueWriter
 from samebit.train.tokens import TrainingData, load_data
+from samebit.train.transcript import ANSWER, COPIED, LEAVING, PLAIN, STATED, WORDING
 
-# How much a token of each class counts: answers can be known, fresh values cannot be guessed.
-_WEIGHTS = {PLAIN: 1.0, ANSWER: 4.0, STATED: 0.1}
+# How much a token of each class counts.
+_WEIGHTS = {PLAIN: 1.0, ANSWER: 4.0, STATED: 0.1, WORDING: 2.0, COPIED: 0.0, LEAVING: 3.0}
 _QUEUED = 32
 _PATIENCE = 2.0  # seconds between looks at the processes
 
