@@ -80,7 +80,7 @@ def test_targets_are_the_next_tokens_and_values_weigh_by_class(data, corpus_fold
     assert torch.equal(again.token_ids, batch.token_ids)
     with make_feed(data, corpus_folder, dialogue_share=1.0, length=512) as feed:
         weights = feed.batch().weights.unique()
-    torch.testing.assert_close(weights, torch.tensor([0.1, 1.0, 4.0]))
+    torch.testing.assert_close(weights, torch.tensor([0.1, 1.0, 2.0, 4.0]))
 
 
 def test_dialogues_come_from_other_processes_too(data, corpus_folder):

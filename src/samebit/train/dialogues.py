@@ -133,7 +133,7 @@ class DialogueWriter:
     def probe(self, distance: int, num_corrections: int = 0) -> Probe:
         """A question about a fact whose present value was stated about `distance` tokens before the answer's."""
         rng = self._rng
-        self._begin()
+        self._begin(tools=())
         for _ in range(rng.choice((1, 2))):
             self._state(rng.choice((1, 2)))
         fact = self._state(1)
