@@ -17,7 +17,7 @@ Recipe = Annotated[str, typer.Option("--recipe", help="nano, or toy: the whole p
 @train.command()
 def corpus(
     folder: Annotated[Path, typer.Argument(help="Where to write it.")],
-    site: Annotated[list[Path] | None, typer.Option(help="One more site-packages folder to read.")] = None,
+    site: Annotated[list[Path] | None, typer.Option(help="Site-packages to read instead of the environment's.")] = None,
     package: Annotated[list[str] | None, typer.Option(help="Only this one; may be given more than once.")] = None,
     max_files: Annotated[int | None, typer.Option(help="Most files of a package.", min=1)] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to train on.", min=1)] = 100_000_000,

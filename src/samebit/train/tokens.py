@@ -10,6 +10,7 @@ import ast
 import hashlib
 import json
 import lzma
+import math
 import re
 import warnings
 from collections.abc import Iterable, Sequence
@@ -36,6 +37,7 @@ VOCAB_SIZE = 4096
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\n[ ]*(?=[^\s])|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LONGEST_TOKEN = 24
 _SAMPLE_SHARE = 40 / 256
+_BATCH = 512
 _SENTENCE = re.compile(r"[A-Z][A-Za-z0-9 ,.'()`-]*[.]")
 
 TokenStream = NDArray[np.uint16]
@@ -64,13 +66,9 @@ def prepare(
     sample = [text for text in texts if _fraction(f"tokenizer: {text}") < _SAMPLE_SHARE] or texts
     tokenizer = train_tokenizer([*sample, *talk], vocab_size)
     tokenizer.save(str(folder / "tokenizer.json"))
-    train, train_bytes = _encoded(tokenizer, corpus.train)
-    total = sum(map(len, train))
-    if total > max_tokens:
-        share = max_tokens / total
-        train = [part for part, text in zip(train, texts, strict=True) if _fraction(f"keep: {text}") < share]
-    held_out, held_out_bytes = _encoded(tokenizer, corpus.held_out)
-    streams = {"train": np.concatenate(train), "held_out": np.concatenate(held_out)}
+    train, train_bytes = _encoded(tokenizer, texts, max_tokens)
+    held_out, held_out_bytes = _encoded(tokenizer, [text for package in corpus.held_out for text in package.texts])
+    streams = {"train": train, "held_out": held_out}
     for name, stream in streams.items():
         (folder / f"{name}.u16.xz").write_bytes(lzma.compress(stream.tobytes(), preset=6))
     (folder / "sentences.txt").write_text("\n".join(sentences(corpus.train)), encoding="utf-8")
@@ -78,7 +76,7 @@ def prepare(
         "vocab_size": vocab_size,
         "train_tokens": len(streams["train"]),
         "held_out_tokens": len(streams["held_out"]),
-        "train_bytes_per_token": train_bytes / total,
+        "train_bytes_per_token": train_bytes / len(streams["train"]),
         "held_out_bytes_per_token": held_out_bytes / len(streams["held_out"]),
     }
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
@@ -149,17 +147,23 @@ def _docstrings(text: str) -> list[str]:
     return [found for node in ast.walk(tree) if isinstance(node, kinds) for found in [ast.get_docstring(node)] if found]
 
 
-def _encoded(tokenizer: Tokenizer, packages: Iterable[Package]) -> tuple[list[TokenStream], int]:
-    """Each text with its start token, and the bytes of all."""
-    parts: list[TokenStream] = []
-    num_bytes = 0
-    for package in packages:
-        for text, encoding in zip(
-            package.texts, tokenizer.encode_batch(list(package.texts), add_special_tokens=False), strict=True
-        ):
-            parts.append(np.array([DOCUMENT_START, *encoding.ids], dtype=np.uint16))
-            num_bytes += len(text.encode())
-    return parts, num_bytes
+def _encoded(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: float = math.inf) -> tuple[TokenStream, int]:
+    """Texts, each after a start token, and their bytes: as many as fit, taken by their hashes, in the order given."""
+    order = sorted(range(len(texts)), key=lambda i: _fraction(f"keep: {texts[i]}"))
+    parts: dict[int, TokenStream] = {}
+    total = num_bytes = 0
+    for first in range(0, len(order), _BATCH):
+        batch = order[first : first + _BATCH]
+        encodings = tokenizer.encode_batch([texts[i] for i in batch], add_special_tokens=False)
+        for i, encoding in zip(batch, encodings, strict=True):
+            total += 1 + len(encoding.ids)
+            if total > max_tokens:
+                break
+            parts[i] = np.array([DOCUMENT_START, *encoding.ids], dtype=np.uint16)
+            num_bytes += len(texts[i].encode())
+        if total > max_tokens:
+            break
+    return np.concatenate([parts[i] for i in sorted(parts)]), num_bytes
 
 
 def _stream(path: Path) -> TokenStream:
