@@ -1,5 +1,6 @@
 """Training dialogues: what they weigh, what a probe may share with them, and that their grammar is the chat template's."""
 
+import functools
 import json
 import random
 import re
@@ -12,11 +13,13 @@ from tokenizers import Tokenizer as RawTokenizer
 from samebit.engine.chat_template import load_chat_template
 from samebit.engine.model_source import resolve_model
 from samebit.engine.tokenizer import Tokenizer
-from samebit.train.dialogues import DialogueWriter, Known
+from samebit.train.dialogues import DialogueWriter
+from samebit.train.facts import Known
+from samebit.train.phrases import ANSWERS, OPENINGS, PHRASES
 from samebit.train.tokens import SPECIAL_TOKENS
 from samebit.train.tools import declaration, declare, tool_use
 from samebit.train.transcript import ANSWER, PLAIN, STATED, Transcript
-from samebit.train.words import ANSWERS, PHRASES, subject
+from samebit.train.words import MINE, subject
 
 
 def writer(data, seed=0, split="train"):
@@ -40,12 +43,15 @@ def test_dialogues_are_seeded_and_have_the_length_asked_for(data):
 def test_a_sentence_in_pieces_is_encoded_as_the_whole(data, seed, kind):
     rng = random.Random(seed)
     found = subject(rng, kind)
-    fact = Known(found, found.make(rng))
+    fact = Known(found, found.make(rng), old_value=found.make(rng))
     phrases = PHRASES[kind][found.kind]
     for template in (*phrases.state, *phrases.correct, *phrases.ask, ANSWERS[found.kind]):
         for token_class in (ANSWER, STATED):
-            pieces = fact.fill(template, token_class)
-            whole = template.format(k=found.key, v=fact.value)
+            opening = rng.choice(("", *OPENINGS))
+            pieces = fact.fill(opening + template, token_class)
+            attribute, _, thing = found.key.partition(" of the ")
+            words = {"k": found.key, "v": fact.value, "old": fact.old_value, "a": attribute, "t": thing}
+            whole = (opening + template).format_map(words)
             assert "".join(text for text, _ in pieces) == whole
             apart = [i for text, _ in pieces for i in data.tokenizer.encode(text).ids]
             assert apart == data.tokenizer.encode(whole).ids
@@ -67,18 +73,36 @@ def messages_of(data, ids):
         begin = stop + 1
 
 
+VALUE = r"\d[\d.]*(?: dollars)?|[\w-]+(?: \d+)?"
+PLACES = {
+    "k": rf"[a-z ]+ of the [a-z]+ [a-z]+|{'|'.join(MINE)}|[A-Z]+_[A-Z]+",
+    "a": "[a-z ]+",
+    "t": "[a-z]+ [a-z]+",
+    "v": VALUE,
+    "old": VALUE,
+}
+
+
+@functools.cache
+def pattern_of(template):
+    pattern = re.escape(template)
+    for name, words in PLACES.items():
+        pattern = pattern.replace(rf"\{{{name}\}}", f"(?P<{name}>{words})")
+    return re.compile(f"(?:{'|'.join(map(re.escape, OPENINGS))})?{pattern}")
+
+
 def parsed(templates, text):
-    """Key and value of a sentence that one of `templates` makes; None if none does."""
+    """Key and value of a sentence that one of `templates` makes, whatever its opening; None if none does."""
     for template in templates:
-        pattern = re.escape(template).replace(r"\{k\}", "(?P<k>.+?)").replace(r"\{v\}", "(?P<v>.+?)")
-        if found := re.fullmatch(pattern, text):
-            return found.groupdict()
+        if found := pattern_of(template).fullmatch(text):
+            said = found.groupdict()
+            return {"k": f"{said['a']} of the {said['t']}", "v": said["v"]} if "a" in said else said
     return None
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_every_answer_is_the_value_that_was_stated_last(data, seed):
-    ids, classes = writer(data, seed).dialogue(4000)
+    ids, classes = writer(data, seed).dialogue(8000)
     stating = templates_of("train", "correct", "state")
     now, answered = {}, 0
     for role, _, body, place in messages_of(data, ids):

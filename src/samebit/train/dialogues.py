@@ -15,51 +15,34 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from samebit.core.errors import ConfigError
+from samebit.train.facts import Known
 from samebit.train.fields import Scalar
 from samebit.train.json_answers import json_task, object_pieces
-from samebit.train.tokens import TokenStream
-from samebit.train.tools import Tool, declaration, declare, tool_use
-from samebit.train.transcript import ANSWER, PLAIN, STATED, WORDING, Pieces, Transcript
-from samebit.train.words import (
+from samebit.train.phrases import (
     ACKNOWLEDGED,
     ANSWERS,
+    COMPLETE_CODE,
     EFFORTS,
+    OPENINGS,
     PHRASES,
     SEEN_CODE,
     SHOW_CODE,
     SYSTEM,
-    Split,
-    Subject,
-    subject,
-    thing,
 )
+from samebit.train.snippets import Snippets
+from samebit.train.tokens import TokenStream
+from samebit.train.tools import Tool, declaration, declare, tool_use
+from samebit.train.transcript import ANSWER, PLAIN, STATED, WORDING, Transcript
+from samebit.train.words import Split, Subject, subject, thing
 
 _SHORT = 1024
-
-
-@dataclass(slots=True)
-class Known:
-    """A fact of the dialogue so far. `stated_at`: where its present value begins, in tokens."""
-
-    subject: Subject
-    value: str
-    stated_at: int = 0
-    num_corrections: int = 0
-    num_asked: int = 0
-
-    def fill(self, template: str, token_class: int) -> Pieces:
-        """The sentence in pieces; the value's has `token_class`, and in an answer the full stop belongs to it."""
-        before, mark, after = template.replace("{k}", self.subject.key).partition("{v}")
-        if not mark:
-            return [(before, PLAIN)]
-        # A space opens the token of the word behind it, so that pieces are encoded as the whole would be.
-        space = " " if before.endswith(" ") else ""
-        ends = after if token_class == ANSWER else ""
-        return [
-            (before.removesuffix(" "), WORDING if token_class == ANSWER else PLAIN),
-            (space + self.value + ends, token_class),
-            (after[len(ends) :], PLAIN),
-        ]
+# How often each kind of turn comes, in short dialogues and in long ones. What cannot come now is small talk instead.
+_SHORT_SHARES = {"state": 18, "correct": 26, "ask": 42, "tool": 12, "json": 3, "object": 5, "complete": 4, "talk": 6}
+_LONG_SHARES = {"state": 12, "correct": 26, "ask": 46, "tool": 12, "json": 2, "object": 4, "complete": 3, "talk": 15}
+# How many facts there may be; with few of them each is corrected more often.
+_SHORT_FACTS, _LONG_FACTS = (2, 4, 8, 14), (6, 12, 24, 40)
+# How often a fact will be corrected: two in three are.
+_CORRECTIONS = (0, 0, 0, 1, 2, 3, 3, 4, 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +88,7 @@ class DialogueWriter:
             raise ConfigError(f"{len(code)} tokens of code and {len(prose)} sentences are too little for dialogues")
         self._rng = random.Random(f"{split} {seed}")
         self._tokenizer, self._code, self._prose, self._split = tokenizer, code, prose, split
+        self._snippets = Snippets(tokenizer, code)
         self._begin()
 
     def dialogue(self, length: int) -> tuple[list[int], list[int]]:
@@ -112,20 +96,26 @@ class DialogueWriter:
         rng = self._rng
         self._begin()
         is_short = length <= _SHORT
-        state, ask = (0.24, 0.38) if is_short else (0.14, 0.42)
-        most_facts = 14 if is_short else rng.choice((12, 24, 40))
+        most_facts = rng.choice(_SHORT_FACTS if is_short else _LONG_FACTS)
+        actions, shares = zip(*(_SHORT_SHARES if is_short else _LONG_SHARES).items(), strict=True)
         for _ in range(rng.choice((1, 2, 3))):
             self._state(rng.choice((1, 2)))
         while len(self._out.token_ids) < length:
-            draw = rng.random()
-            if draw < state and len(self._facts) < most_facts:
+            action = rng.choices(actions, shares)[0]
+            if action == "state" and len(self._facts) < most_facts:
                 self._state(rng.choice((1, 1, 2, 3)))
-            elif draw < state + 0.08:
-                self._correct(rng.choice(self._facts))
-            elif draw < state + 0.08 + ask:
+            elif action == "correct":
+                self._correct_something()
+            elif action == "ask":
                 self._ask_something()
-            elif draw < state + 0.16 + ask:
-                self._exotic()
+            elif action == "tool" and self._tools:
+                self._out.use_tool(tool_use(rng, self._tools))
+            elif action == "json":
+                self._ask_json()
+            elif action == "object":
+                self._ask_for_object()
+            elif action == "complete":
+                self._complete_code()
             else:
                 self._filler(16, 60 + length // 16)
         return self._out.token_ids[:length], self._out.classes[:length]
@@ -206,7 +196,7 @@ class DialogueWriter:
             if found.kind == "thing" and similar and rng.random() < 0.35:
                 found = self._confusable(found, rng.choice(similar))
             if found.key not in taken:
-                return Known(found, found.make(rng))
+                return Known(found, found.make(rng), corrections_left=rng.choice(_CORRECTIONS))
 
     def _confusable(self, found: Subject, like: Subject) -> Subject:
         """The attribute of a known fact elsewhere, or another attribute of the thing it is about."""
@@ -224,45 +214,62 @@ class DialogueWriter:
         self._reply(ACKNOWLEDGED)
         return fact
 
+    def _correct_something(self) -> None:
+        """Correct a fact that will change: often the one that changed last."""
+        changing = [f for f in self._facts if f.corrections_left > 0]
+        if changing:
+            latest = max(changing, key=lambda f: (f.num_corrections > 0, f.stated_at))
+            self._correct(latest if self._rng.random() < 0.4 else self._rng.choice(changing))
+
     def _correct(self, fact: Known) -> None:
-        old = fact.value
-        while fact.value == old:
-            fact.value = fact.subject.make(self._rng)
-        fact.num_corrections += 1
+        value = fact.value
+        while value == fact.value:
+            value = fact.subject.make(self._rng)
+        fact.change(value)
         self._tell(fact, PHRASES[self._split][fact.subject.kind].correct)
         self._reply(ACKNOWLEDGED)
 
     def _tell(self, fact: Known, templates: Sequence[str]) -> None:
-        fact.stated_at = self._out.message("user", fact.fill(self._rng.choice(templates), STATED))
+        sentence = self._opening() + self._rng.choice(templates)
+        fact.stated_at = self._out.message("user", fact.fill(sentence, STATED))
+
+    def _opening(self) -> str:
+        return self._rng.choice(OPENINGS) if self._split == "train" and self._rng.random() < 0.25 else ""
 
     def _reply(self, texts: Sequence[str]) -> None:
         self._out.message("model", [(self._rng.choice(texts), PLAIN)])
         self._out.end_turn()
 
     def _ask_something(self) -> None:
-        """Ask for what was asked least and stated longest ago, or for anything."""
+        """Ask for what was asked least and stated longest ago, for what was corrected, or for anything."""
         open_facts = [f for f in self._facts if f.num_asked < 3]
         if open_facts:
+            draw = self._rng.random()
             oldest = min(open_facts, key=lambda f: (f.num_asked, f.stated_at))
-            self._ask(oldest if self._rng.random() < 0.5 else self._rng.choice(open_facts))
+            corrected = [f for f in open_facts if f.num_corrections]
+            self._ask(oldest if draw < 0.4 else self._rng.choice((corrected if draw < 0.75 else []) or open_facts))
 
     def _ask(self, fact: Known) -> int:
         """Ask and answer; where the reply begins, right behind `<|message_model|>`."""
         kind = fact.subject.kind
-        self._out.message("user", fact.fill(self._rng.choice(PHRASES[self._split][kind].ask), PLAIN))
+        question = self._opening() + self._rng.choice(PHRASES[self._split][kind].ask)
+        self._out.message("user", fact.fill(question, PLAIN))
         begin = len(self._out.token_ids) + 1
         self._out.message("model", fact.fill(ANSWERS[kind], ANSWER))
         self._out.end_turn()
         fact.num_asked += 1
         return begin
 
-    def _exotic(self) -> None:
-        if self._tools and self._rng.random() < 0.6:
-            self._out.use_tool(tool_use(self._rng, self._tools))
-        elif self._rng.random() < 0.5:
-            self._ask_for_object()
-        else:
-            self._ask_json()
+    def _complete_code(self) -> None:
+        """Show the head of a function and write the rest; it ends where the function does."""
+        found = self._snippets.draw(self._rng)
+        if found is None:
+            self._filler(16, 80)
+            return
+        opening = self._rng.choice(COMPLETE_CODE)
+        self._out.message("user", [(f"{opening}\n```python\n{found.head}\n```", PLAIN)])
+        self._out.message("model", [("```python", WORDING), ("\n" + found.rest, PLAIN), ("\n```", WORDING)])
+        self._out.end_turn()
 
     def _ask_for_object(self) -> tuple[Mapping[str, Any], Mapping[str, Any], int]:  # Any: JSON
         """Ask for an object that fits a schema and answer; the schema, the object, and where the reply begins."""

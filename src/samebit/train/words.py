@@ -1,4 +1,4 @@
-"""Words, values and sentences that training dialogues are made of, each sentence for training or for probes only.
+"""Words and values that training dialogues are made of, and what facts are about.
 
 Knows a random generator; knows no tokens. Extends the vocabulary of `samebit.dialogues`.
 """
@@ -72,14 +72,10 @@ class Subject:
     key: str
     make: Maker
 
-
-@dataclass(frozen=True, slots=True)
-class Phrases:
-    """Sentences about one kind of subject, with {k} for the key and {v} for the value."""
-
-    state: tuple[str, ...]
-    correct: tuple[str, ...]
-    ask: tuple[str, ...]
+    def filled(self, template: str) -> str:
+        """A sentence with the key in place, or the attribute and the thing that it consists of."""
+        attribute, _, thing = self.key.partition(" of the ")
+        return template.replace("{k}", self.key).replace("{a}", attribute).replace("{t}", thing)
 
 
 def invented_word(rng: random.Random) -> str:
@@ -133,69 +129,6 @@ MINE: Mapping[str, Maker] = {
     "locker number": _number(100, 1000),
     "team name": _name,
 }
-
-PHRASES: Mapping[Split, Mapping[Kind, Phrases]] = {
-    "train": {
-        "thing": Phrases(
-            (*(t.replace("{key}", "{k}").replace("{value}", "{v}") for t in dialogues.STATE), "By the way, the {k} is {v}.", "Let it be known that {v} is the {k}."),
-            ("Update: the {k} is now {v}.", "Correction: the {k} is now {v}.", "The {k} has changed; it is now {v}.", "The {k} is {v} from now on."),
-            (*(t.replace("{key}", "{k}") for t in dialogues.ASK), "I forgot the {k}. What is it?", "Please repeat the {k}."),
-        ),
-        "mine": Phrases(
-            ("My {k} is {v}.", "Please remember that my {k} is {v}.", "By the way, my {k} is {v}."),
-            ("Update: my {k} is now {v}.", "Correction: my {k} is now {v}.", "My {k} is {v} from now on."),
-            ("What is my {k}?", "Do you remember my {k}?", "Remind me, what is my {k}?"),
-        ),
-        "setting": Phrases(
-            ("Set `{k}` to {v}.", "In our config, `{k}` is {v}.", "We use {v} for `{k}`."),
-            ("Update: `{k}` is now {v}.", "Correction: `{k}` is now {v}."),
-            ("What is the value of `{k}`?", "What did we set `{k}` to?"),
-        ),
-    },
-    "probe": {
-        "thing": Phrases(
-            ("Somebody told me that the {k} is {v}.", "I have learned that the {k} is {v}.", "According to my notes, the {k} is {v}."),
-            ("I was wrong: the {k} is {v}.", "News: they have changed the {k} to {v}."),
-            ("Which was the {k} again?", "Tell me the {k}, please.", "Do you know the {k}?"),
-        ),
-        "mine": Phrases(
-            ("You should know that my {k} is {v}.", "I never told you that my {k} is {v}."),
-            ("I was wrong: my {k} is {v}.",),
-            ("Which was my {k} again?", "Tell me my {k}, please."),
-        ),
-        "setting": Phrases(
-            ("Our value of `{k}` is {v}.", "Please use {v} as `{k}`."),
-            ("I was wrong: `{k}` is {v}.",),
-            ("Which value has `{k}`?", "Tell me `{k}`, please."),
-        ),
-    },
-}  # fmt: skip
-ANSWERS: Mapping[Kind, str] = {"thing": "The {k} is {v}.", "mine": "Your {k} is {v}.", "setting": "`{k}` is {v}."}
-ACKNOWLEDGED = (
-    *dialogues.REPLIES,
-    "Got it.",
-    "Okay, I will remember that.",
-    "Thanks, I made a note.",
-)
-SHOW_CODE = (
-    "Please read this code:",
-    "What do you think of this?",
-    "Here is a snippet from the project:",
-    "Could you review this?",
-)
-SEEN_CODE = (
-    "It looks fine to me.",
-    "I see nothing wrong with it.",
-    "It reads well; I would add a test.",
-    "Thanks, I have read it.",
-)
-SYSTEM = (
-    "You are a helpful assistant.",
-    "Answer briefly and exactly.",
-    "You are a careful programmer who remembers what the user says.",
-    "You are a clerk who keeps the records of a small company.",
-)
-EFFORTS = ("0", "0.1", "0.2", "0.7", "0.9", "0.99")
 
 
 def subject(rng: random.Random, split: Split) -> Subject:
