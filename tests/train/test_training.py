@@ -70,12 +70,12 @@ def test_the_rate_rises_stays_and_falls():
 
 
 def test_targets_are_the_next_tokens_and_values_weigh_by_class(data, corpus_folder):
-    with make_feed(data, corpus_folder) as feed:
+    with make_feed(data, corpus_folder, repeat_share=0.0) as feed:
         batch = feed.batch()
     assert torch.equal(batch.token_ids[:, 1:], batch.targets[:, :-1])
     assert batch.num_code == 6
     assert (batch.weights[:6] == 1).all()
-    with make_feed(data, corpus_folder) as feed:
+    with make_feed(data, corpus_folder, repeat_share=0.0) as feed:
         again = feed.batch()
     assert torch.equal(again.token_ids, batch.token_ids)
     with make_feed(data, corpus_folder, dialogue_share=1.0, length=512) as feed:

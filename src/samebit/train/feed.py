@@ -18,6 +18,7 @@ from torch import Tensor
 
 from samebit.core.errors import ConfigError
 from samebit.train.dialogues import DialogueWriter
+from samebit.train.repeats import line_tokens, repeat_lines
 from samebit.train.tokens import TrainingData, load_data
 from samebit.train.transcript import ANSWER, COPIED, LEAVING, PLAIN, STATED, WORDING
 
@@ -43,7 +44,7 @@ class Feed:
     """Batches of `rows` sequences of `length` tokens, a `dialogue_share` of them dialogues.
 
     Dialogues lie in a ring of `ring_rows`, written by `workers` processes, or by this one where there are none; then the
-    batches are a function of the seed. A context manager: leaving it ends the processes.
+    batches are a function of the seed. In a `repeat_share` of the rows of code lines are repeated. A context manager: leaving it ends the processes.
     """
 
     def __init__(
@@ -58,10 +59,13 @@ class Feed:
         seed: int,
         device: torch.device,
         ring_rows: int,
+        repeat_share: float = 0.07,
     ) -> None:
         self._rows, self._length = rows, length
         self._num_dialogues = round(rows * dialogue_share)
         self._device = device
+        self._repeat_share = repeat_share
+        self._opens_line = line_tokens(data.tokenizer).to(device)
         self._generator = torch.Generator(device).manual_seed(seed)
         self._code = torch.from_numpy(data.train.astype(np.int16)).to(device)
         self._ids = torch.zeros(ring_rows, length + 1, dtype=torch.int16, device=device)
@@ -125,13 +129,19 @@ class Feed:
             self.refill(at_least=self._num_dialogues)
         num_code = self._rows - self._num_dialogues
         starts = self._draw(len(self._code) - self._length, num_code)
-        ids = self._code[starts[:, None] + torch.arange(self._length + 1, device=self._device)]
-        classes = torch.zeros_like(ids, dtype=torch.uint8)
+        windows = self._code[starts[:, None] + torch.arange(self._length + 1, device=self._device)]
+        ids, classes = self._repeated(windows.long())
         if self._num_dialogues:
             chosen = self._draw(min(self._num_written, len(self._ids)), self._num_dialogues)
-            ids, classes = torch.cat([ids, self._ids[chosen]]), torch.cat([classes, self._classes[chosen]])
-        ids = ids.long()
+            ids, classes = torch.cat([ids, self._ids[chosen].long()]), torch.cat([classes, self._classes[chosen]])
         return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), self._weights[classes[:, 1:].long()], num_code)
+
+    def _repeated(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of code and the classes of their tokens; in a share of the rows lines are repeated."""
+        draws = torch.rand(len(ids), 4, device=self._device, generator=self._generator)
+        repeated, classes = repeat_lines(ids, self._opens_line, draws[:, 1:])
+        is_chosen = draws[:, :1] < self._repeat_share
+        return torch.where(is_chosen, repeated, ids), torch.where(is_chosen, classes, 0)
 
     def _draw(self, below: int, count: int) -> Tensor:
         return torch.randint(below, (count,), device=self._device, generator=self._generator)
