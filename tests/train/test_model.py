@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch._dynamo.testing import CompileCounter
 
 from samebit import LLM, SamplingParams
 from samebit.core.errors import CheckpointError
@@ -12,6 +13,7 @@ from samebit.engine.model_source import resolve_model
 from samebit.train.attention import full_attention, window_attention
 from samebit.train.layout import load_model, published_tensors
 from samebit.train.model import Inkling
+from samebit.train.recipe import RECIPES
 from tests.random_checkpoint import SMALL, write_checkpoint
 
 WITH_DEPTHS = {
@@ -108,7 +110,28 @@ def test_a_full_depth_scales_scores_by_the_position_of_the_token_it_embeds():
     positions = torch.arange(40) + 2
     tau = 1 + 0.2 * ((positions + 1) / 16).clamp(min=1).log()
     later = torch.cat([token_ids[:, 2:], torch.zeros(1, 2, dtype=torch.long)], dim=1)
-    torch.testing.assert_close(model.depths[1](first, model._embedded(later), tau)[0], second)
+    depth = model.depths[1]
+    found, _ = depth.block.expand(depth.block.attend(depth.join(first, model._embedded(later)), tau))
+    torch.testing.assert_close(found, second)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at it
+def test_layers_and_depths_of_a_kind_share_compiled_code():
+    num_graphs = CompileCounter()
+    torch._dynamo.reset()
+    model = Inkling(RECIPES["toy"].raw)
+    model.compile_parts(backend=num_graphs)
+    token_ids = torch.randint(0, 640, (1, 40), generator=torch.Generator().manual_seed(0))
+    hidden, loads = model(token_ids)
+    drafted = model.draft(hidden.detach().requires_grad_(), token_ids)
+    # Attention with and without a window, a dense and a sparse MLP, and the join of a depth.
+    assert num_graphs.frame_count == 5
+    compiled = [hidden, *loads, *drafted]
+    model.eval()
+    eager = [model(token_ids)[0], *model(token_ids)[1], *model.draft(hidden, token_ids)]
+    for one, other in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(one, other)
+    assert num_graphs.frame_count == 5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

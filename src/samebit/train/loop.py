@@ -61,11 +61,11 @@ class Trainer:
             raise ConfigError(f"{start}: has another shape than the recipe")
         self.model.to(device).train()
         self._optimiser = Optimiser(self.model, recipe.rates)
-        self._head_loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = head_loss
+        self._token_loss: Callable[[Tensor, Tensor, Tensor], Tensor] = token_loss
         if device.type == "cuda":
             torch.set_float32_matmul_precision("high")
-            self.model.compile_blocks()
-            self._head_loss = torch.compile(head_loss, dynamic=False)
+            self.model.compile_parts()
+            self._token_loss = torch.compile(token_loss, dynamic=False)
         if has_state:
             state = torch.load(folder / STATE_FILE, map_location=device, weights_only=True)
             self.model.load_state_dict(state["model"])
@@ -134,7 +134,9 @@ class Trainer:
         hidden, loads = model(batch.token_ids)
         unembed = model.weights["unembed"][: model.config.unpadded_vocab_size]
         found = [self._loss(hidden, unembed, batch.targets, batch.weights)]
-        for j, drafted in enumerate(model.draft(hidden.detach(), batch.token_ids)):
+        # A gradient that nobody reads: so both depths take the same kind of input, which is compiled once.
+        before = hidden.detach().requires_grad_()
+        for j, drafted in enumerate(model.draft(before, batch.token_ids)):
             skip = 1 + j
             targets = functional.pad(batch.targets[:, skip:], (0, skip))
             weights = functional.pad(batch.weights[:, skip:], (0, skip))
@@ -154,7 +156,9 @@ class Trainer:
         partial.replace(self._folder / STATE_FILE)
 
     def _loss(self, hidden: Tensor, unembed: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        return self._head_loss(hidden / self.model.config.logits_mup_width_multiplier, unembed, targets, weights)
+        # The product is no part of what is compiled: with and without a gradient for the matrix, the rest is the same.
+        logits = functional.linear(hidden / self.model.config.logits_mup_width_multiplier, unembed)
+        return self._token_loss(logits, targets, weights)
 
     def _steps(self, stage: Stage, feed: Feed) -> None:
         began = reported = time.monotonic()
@@ -202,8 +206,7 @@ def rate_multiplier(stage: Stage, done: int, share: float) -> float:
     return min(1.0, rising, max(stage.final_rate, falling))
 
 
-def head_loss(scaled: Tensor, unembed: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """Weighted mean cross-entropy of scaled hidden states [B, T, H] through the head; targets and weights [B, T]."""
-    logits = functional.linear(scaled, unembed).float()
-    losses = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+def token_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """Weighted mean cross-entropy, fp32, of logits [B, T, V]; targets and weights [B, T]."""
+    losses = functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
     return (losses * weights.flatten()).sum() / weights.sum()

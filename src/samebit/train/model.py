@@ -25,11 +25,11 @@ from samebit.train.attention import full_attention, window_attention
 PUBLISHED = {"model.llm.embed.weight", "model.llm.unembed.weight"}
 BUFFERS = ("router_bias",)
 
-BlockResult = tuple[Tensor, Tensor | None]
+BlockResult = tuple[Tensor, Tensor | None]  # x [B, T, H]; loads [E] where there are experts
 
 
 class Block(nn.Module):
-    """x + conv(attention(norm(x))), then x + conv(mlp(norm(x))). `weights`: parameters by their key within a layer."""
+    """`attend`: x + conv(attention(norm(x))), then `expand`: x + conv(mlp(norm(x))). `weights`: by their key within a layer."""
 
     def __init__(self, config: InklingConfig, layer: int) -> None:
         super().__init__()
@@ -46,11 +46,16 @@ class Block(nn.Module):
             # No gradient reaches it: the training loop moves it to balance the experts.
             self.register_buffer("router_bias", torch.zeros(config.n_routed_experts))
 
-    def forward(self, x: Tensor, tau: Tensor) -> BlockResult:
-        """Takes x [B, T, H] and tau [T] -> the same shape, and how many tokens chose each expert ([E]; None: dense)."""
-        w, eps = self.weights, self._config.rms_norm_eps
-        x = x + short_conv(self._attention(rms_norm(x, w["attn_norm"], eps), tau), w["attn_conv"])
-        h = rms_norm(x, w["mlp_norm"], eps)
+    def attend(self, x: Tensor, tau: Tensor) -> Tensor:
+        """The first half: x [B, T, H] with what attention adds; tau [T]."""
+        w = self.weights
+        h = rms_norm(x, w["attn_norm"], self._config.rms_norm_eps)
+        return x + short_conv(self._attention(h, tau), w["attn_conv"])
+
+    def expand(self, x: Tensor) -> BlockResult:
+        """The second half: x [B, T, H] with what the MLP adds, and how many tokens chose each expert ([E]; None: dense)."""
+        w = self.weights
+        h = rms_norm(x, w["mlp_norm"], self._config.rms_norm_eps)
         mixed, load = (self._dense(h), None) if self.is_dense else self._sparse(h)
         return x + short_conv(mixed, w["mlp_conv"]), load
 
@@ -96,7 +101,7 @@ class Block(nn.Module):
 
 
 class Depth(nn.Module):
-    """A draft depth: joins the hidden state before it with the next token's embedding, then runs a dense block."""
+    """A draft depth: `join`s the hidden state before it with the next token's embedding, then runs a dense `block`."""
 
     def __init__(self, config: InklingConfig, depth: int) -> None:
         super().__init__()
@@ -111,12 +116,11 @@ class Depth(nn.Module):
         )
         self.block = Block(config, depth)
 
-    def forward(self, before: Tensor, embedded: Tensor, tau: Tensor) -> BlockResult:
-        """before, embedded [B, T, H] -> the hidden state that the head reads, and None."""
+    def join(self, before: Tensor, embedded: Tensor) -> Tensor:
+        """before, embedded [B, T, H] -> what the depth's block takes."""
         w = self.weights
         parts = [rms_norm(before, w["hidden_norm"], self._eps), rms_norm(embedded, w["embed_norm"], self._eps)]
-        result: BlockResult = self.block(functional.linear(torch.cat(parts, dim=-1), w["input_proj"]), tau)
-        return result
+        return functional.linear(torch.cat(parts, dim=-1), w["input_proj"])
 
 
 class Inkling(nn.Module):
@@ -140,12 +144,17 @@ class Inkling(nn.Module):
         # Depth j counts its rows as the positions of the tokens that it embeds, which go past the last one.
         longer = msgspec.structs.replace(self.config, model_max_length=self.config.model_max_length + num_depths)
         self.register_buffer("_tau", log_scaling(longer), persistent=False)
-        self._compiled: dict[nn.Module, Callable[..., BlockResult]] = {}
+        self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
         initialise(self, seed)
 
-    def compile_blocks(self) -> None:
-        """Compile blocks and depths for training; evaluation, whose lengths vary, stays eager."""
-        self._compiled = {part: torch.compile(part, dynamic=False) for part in [*self.blocks, *self.depths]}
+    def compile_parts(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        """Compile for training; evaluation, whose lengths vary, stays eager.
+
+        What is compiled are halves of blocks, as functions of a block and tensors: one code for each kind of half and shape,
+        which all layers and depths of the kind share. Whole blocks would be more kinds, and each as large as two halves.
+        """
+        parts = (Block.attend, Block.expand, Depth.join)
+        self._compiled = {part: torch.compile(part, dynamic=False, backend=backend) for part in parts}
 
     def forward(self, token_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
         """From ids [B, T], hidden [B, T, H] after the final norm, not yet divided by muP; the load of each layer with experts."""
@@ -153,7 +162,7 @@ class Inkling(nn.Module):
         tau = self.get_buffer("_tau")[: token_ids.shape[1]]
         loads = []
         for block in self.blocks:
-            x, load = self._run(block)(x, tau)
+            x, load = self._through(block, x, tau)
             loads += [] if load is None else [load]
         return rms_norm(x, self.weights["norm"], self.config.rms_norm_eps), loads
 
@@ -167,7 +176,8 @@ class Inkling(nn.Module):
         for j, depth in enumerate(self.depths):
             later = functional.pad(token_ids[:, 1 + j :], (0, min(1 + j, T)))
             tau = self.get_buffer("_tau")[1 + j : 1 + j + T]
-            hidden = self._run(depth)(hidden, self._embedded(later).detach(), tau)[0]
+            joined = self._part(Depth.join)(depth, hidden, self._embedded(later).detach())
+            hidden, _ = self._through(depth.get_submodule("block"), joined, tau)
             found.append(hidden)
         return found
 
@@ -186,7 +196,12 @@ class Inkling(nn.Module):
             functional.embedding(token_ids, self.weights["embed"]), self.weights["embed_norm"], self.config.rms_norm_eps
         )
 
-    def _run(self, part: nn.Module) -> Callable[..., BlockResult]:
+    def _through(self, block: nn.Module, x: Tensor, tau: Tensor) -> BlockResult:
+        result: BlockResult = self._part(Block.expand)(block, self._part(Block.attend)(block, x, tau))
+        return result
+
+    def _part(self, part: Callable[..., Any]) -> Callable[..., Any]:
+        """A part of the forward pass, as it is or compiled."""
         return self._compiled.get(part, part) if self.training else part
 
 
