@@ -6,13 +6,11 @@ A byte-level BPE with Inkling's message tokens as its first ids. Streams are uin
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import lzma
 import math
 import re
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +36,14 @@ _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\n[ ]*(?=[^\s])|\s*
 _LONGEST_TOKEN = 24
 _SAMPLE_SHARE = 40 / 256
 _BATCH = 512
-_SENTENCE = re.compile(r"[A-Z][A-Za-z0-9 ,.'()`-]*[.]")
+# Units of two bytes, and a window that spans most of a stream.
+_FILTERS = [
+    {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 27, "lc": 3, "lp": 1, "pb": 1},
+]
+# A string that begins a line is nearly always one; parsing all files would take minutes.
+_DOCSTRING = re.compile(r'^ *[rR]?"""(.*?)"""', re.MULTILINE | re.DOTALL)
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)\s+|\n\s*\n")
+_SENTENCE = re.compile(r"(?!.*--)[A-Z][A-Za-z0-9 ,.'()`-]*[.]")
 
 TokenStream = NDArray[np.uint16]
 
@@ -70,7 +75,7 @@ def prepare(
     held_out, held_out_bytes = _encoded(tokenizer, [text for package in corpus.held_out for text in package.texts])
     streams = {"train": train, "held_out": held_out}
     for name, stream in streams.items():
-        (folder / f"{name}.u16.xz").write_bytes(lzma.compress(stream.tobytes(), preset=6))
+        (folder / f"{name}.u16.xz").write_bytes(lzma.compress(stream.tobytes(), filters=_FILTERS))
     (folder / "sentences.txt").write_text("\n".join(sentences(corpus.train)), encoding="utf-8")
     manifest = corpus.manifest() | {
         "vocab_size": vocab_size,
@@ -120,31 +125,22 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def sentences(packages: Iterable[Package], per_package: int = 800, most: int = 24_000) -> list[str]:
-    """Sentences of docstrings, without repetition, in an order fixed by their hashes."""
+def sentences(packages: Sequence[Package], most: int = 24_000) -> list[str]:
+    """Sentences of docstrings, without repetition, in an order fixed by their hashes, from every package about alike."""
+    enough = min(800, 4 * most // max(1, len(packages)))
     found: set[str] = set()
     for package in packages:
         of_package: set[str] = set()
         for text in package.texts:
-            for docstring in _docstrings(text):
-                parts = re.split(r"(?<=[.!?])\s+", " ".join(docstring.split()))
+            for docstring in _DOCSTRING.findall(text):
+                parts = (" ".join(part.split()) for part in _SENTENCE_END.split(docstring))
                 of_package.update(
                     p for p in parts if 45 <= len(p) <= 170 and p.count(" ") > 5 and _SENTENCE.fullmatch(p)
                 )
-            if len(of_package) >= per_package:
+            if len(of_package) >= enough:
                 break
         found |= of_package
     return sorted(found, key=_fraction)[:most]
-
-
-def _docstrings(text: str) -> list[str]:
-    try:
-        with warnings.catch_warnings(action="ignore"):  # other people's escape sequences
-            tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):  # templates and older dialects are text too
-        return []
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return [found for node in ast.walk(tree) if isinstance(node, kinds) for found in [ast.get_docstring(node)] if found]
 
 
 def _encoded(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: float = math.inf) -> tuple[TokenStream, int]:
