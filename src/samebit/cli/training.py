@@ -1,11 +1,11 @@
-"""train: corpus, nano, export. Each command loads what it needs when it runs."""
+"""train: corpus, nano, export, assess, card. Each command loads what it needs when it runs."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from samebit.cli.flags import plain_errors
+from samebit.cli.flags import Model, NumThreads, plain_errors
 
 train = typer.Typer(no_args_is_help=True, help="Train a small model from what is installed here.")
 
@@ -55,3 +55,32 @@ def export(data: CorpusFolder, run: RunFolder, folder: Path, recipe: Recipe = "n
 
     with plain_errors():
         command.export_run(data, run, folder, recipe)
+
+
+@train.command()
+def assess(
+    model: Model,
+    data: CorpusFolder,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the counts here, for `card`.")] = None,
+    probes: Annotated[int, typer.Option(help="Probes a recall cell; four times that of all others.", min=1)] = 50,
+    num_threads: NumThreads = None,
+) -> None:
+    """Measure what MODEL can do by generating with the engine, and print it as Markdown."""
+    from samebit.train import assess as arms  # noqa: PLC0415 - loads torch
+
+    with plain_errors():
+        typer.echo(arms.run(model, data, json_file, probes=probes, num_threads=num_threads))
+
+
+@train.command()
+def card(
+    model: Annotated[Path, typer.Argument(help="An exported checkpoint.")],
+    data: CorpusFolder,
+    history: Annotated[Path, typer.Argument(help="The run's history.json.")],
+    assessment: Annotated[Path | None, typer.Option(help="What `assess --json` wrote.")] = None,
+) -> None:
+    """Write MODEL's README.md anew: shape, training, measurements, sources with their licences."""
+    from samebit.train.export import write_card  # noqa: PLC0415 - loads torch
+
+    with plain_errors():
+        write_card(model, data, history, assessment)

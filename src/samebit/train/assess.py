@@ -23,7 +23,7 @@ from samebit.engine.llm import LLM
 from samebit.engine.model_source import resolve_model
 from samebit.engine.tokenizer import Tokenizer
 from samebit.models.checkpoint import read_json
-from samebit.train.assessment import Answers, Assessment, Completions, HeldOutLoss, Recall
+from samebit.train.assessment import Answers, Assessment, Completions, HeldOutLoss, Recall, markdown
 from samebit.train.dialogues import DialogueWriter, JsonProbe, Probe, ToolProbe
 from samebit.train.heldout import HeldOutPackage, Nats, documents_stream, held_out_packages, windows
 from samebit.train.replies import called, is_loop, is_valid_call, only_message, parsed, same_json, satisfies
@@ -76,9 +76,7 @@ class _Subject:
         )
 
 
-def assess(
-    model: str, data_folder: Path, *, probes: int = PROBES, num_threads: int | None = None, command: str = ""
-) -> Assessment:
+def assess(model: str, data_folder: Path, *, probes: int = PROBES, num_threads: int | None = None) -> Assessment:
     """Measure `model` on a prepared corpus: `probes` a recall cell and as many windows of code, four times that for all else.
 
     Contexts and distances that are too long for the model are left out. Raises ConfigError if the model has not the control
@@ -96,11 +94,11 @@ def assess(
     tools, json_answers = _tools(subject, 4 * probes), _json_answers(subject, 4 * probes)
     held_out = _held_out(llm, packages, max(1, probes // len(packages)))
     return Assessment(
-        model=llm.info.model,
+        model=Path(model).name,
         fingerprint=llm.info.system_fingerprint,
         profile=llm.info.profile,
         corpus=read_json(data_folder / "manifest.json")["digest"],
-        command=command,
+        probes=probes,
         seconds=time.monotonic() - began,
         held_out=held_out,
         recall=recall,
@@ -108,6 +106,17 @@ def assess(
         json=json_answers,
         completions=completions,
     )
+
+
+def run(model: str, data_folder: Path, target: Path | None, *, probes: int, num_threads: int | None) -> str:
+    """Assess, write the counts to `target` as JSON, and return them as Markdown. Raises ConfigError before it begins if it could not."""
+    if target is not None and not target.parent.is_dir():
+        raise ConfigError(f"{target}: its folder does not exist")
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    found = assess(model, data_folder, probes=probes, num_threads=num_threads)
+    if target is not None:
+        found.write(target)
+    return markdown(found)
 
 
 def code_prefixes(packages: Sequence[HeldOutPackage], tokenizer: DialogueTokenizer, count: int) -> list[str]:

@@ -54,13 +54,15 @@ class Completions(msgspec.Struct, frozen=True):
 
 
 class Assessment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All measurements of one model. `fingerprint`, `profile`: the weights and numerics that gave them; `corpus`: its digest."""
+    """All measurements of one model. `fingerprint`, `profile`: the weights and numerics that gave them; `corpus`: its digest;
+    `probes`: how many were asked for.
+    """
 
     model: str
     fingerprint: str
     profile: dict[str, str | int]
     corpus: str
-    command: str
+    probes: int
     seconds: float
     held_out: list[HeldOutLoss]
     recall: list[Recall]
@@ -85,25 +87,33 @@ def markdown(found: Assessment) -> str:
     """The measurements as sections of a model card."""
     facts = [r for r in found.recall if not r.num_corrections]
     updated = [r for r in found.recall if r.num_corrections]
+    code = found.completions
     parts = [
         "## Measurements\n",
         f"Greedy decoding by samebit's engine, fingerprint {found.fingerprint}, in {found.seconds:.0f} s:",
-        f"`{found.command}`. Names, sentences, tools and code of these probes are in no training data.\n",
+        f"`samebit train assess {found.model} DATA --probes {found.probes}` on corpus {found.corpus[:16]}. Whatever probes talk about, and",
+        "how they say it, is in no training dialogue; their code is from held-out packages.\n",
         "### Facts in dialogues\n",
         "*Exact*: the whole reply is the expected one and the model then stopped by itself. *Value*: the value is in the reply.\n",
-        _table(("distance, tokens", "corrections", *_ANSWER_HEAD[:2], "value", "stopped"), _recall_rows(found.recall)),
+        table(("distance, tokens", "corrections", *_ANSWER_HEAD[:2], "value", "stopped"), _recall_rows(found.recall)),
         f"\nFacts stated once: {_exact(facts)}. Facts updated since: {_exact(updated)}.\n",
         "### Tool calls and JSON\n",
         "*Valid*: the reply is one call of a declared tool (or one JSON text), and satisfies the schema. *Exact*: as expected.\n",
-        _table(("", *_ANSWER_HEAD), [("tool calls", *_shares(found.tools)), ("JSON", *_shares(found.json))]),
+        table(("", *_ANSWER_HEAD), [("tool calls", *_shares(found.tools)), ("JSON", *_shares(found.json))]),
         "\n### Held-out code\n",
-        _table(("package", "tokens", *_loss_head(found.held_out)), _loss_rows(found.held_out)),
+        table(("package", "tokens", *_loss_head(found.held_out)), _loss_rows(found.held_out)),
         "\n### Greedy completion of held-out code\n",
-        f"Of {found.completions.count} completions of {found.completions.tokens} tokens **{_percent(found.completions.loops, found.completions.count)}**",
-        "end in a loop (a block of at most 48 tokens, at least 3 times and for at least 96 tokens);",
-        f"{_percent(found.completions.stopped, found.completions.count)} stop by themselves.",
+        f"Of {code.count} completions of {code.tokens} tokens **{_percent(code.loops, code.count)}** end in a loop (a block of at",
+        "most 48 tokens, at least 3 times and for at least 96 tokens);",
+        f"{_percent(code.stopped, code.count)} stopped by themselves.",
     ]
     return "\n".join(parts) + "\n"
+
+
+def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """Rows as a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 _ANSWER_HEAD = ("probes", "exact", "valid", "stopped")
@@ -134,11 +144,9 @@ def _loss_rows(losses: Sequence[HeldOutLoss]) -> list[tuple[object, ...]]:
 
 
 def _loss_cells(losses: Sequence[HeldOutLoss], contexts: Iterable[int]) -> list[object]:
-    cells: list[object] = []
-    for context in contexts:
-        total = reduce(Nats.__add__, (loss.measured for loss in losses if loss.context == context))
-        cells = [total.num_tokens, *cells[1:], f"{total.per_token:.3f}", f"{total.bits_per_byte:.4f}"]
-    return cells
+    totals = [reduce(Nats.__add__, (loss.measured for loss in losses if loss.context == c)) for c in contexts]
+    shown = [f"{value:.4f}" for total in totals for value in (total.per_token, total.bits_per_byte)]
+    return [totals[-1].num_tokens, *shown]
 
 
 def _contexts(losses: Sequence[HeldOutLoss]) -> list[int]:
@@ -147,8 +155,3 @@ def _contexts(losses: Sequence[HeldOutLoss]) -> list[int]:
 
 def _percent(count: int, of: int) -> str:
     return f"{100 * count / of:.1f} %" if of else "–"
-
-
-def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

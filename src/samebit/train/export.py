@@ -6,7 +6,6 @@ Knows files; the chat template and generation defaults are those of the bundled 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,9 @@ from torch import Tensor
 from samebit.core.errors import ConfigError
 from samebit.engine.model_source import resolve_model
 from samebit.models.checkpoint import INDEX_FILE, read_json
-from samebit.train.layout import published_tensors
+from samebit.train.assessment import read_assessment
+from samebit.train.card import card
+from samebit.train.layout import load_model, published_tensors
 from samebit.train.model import Inkling
 from samebit.train.tokens import SPECIAL_TOKENS
 
@@ -55,54 +56,15 @@ def export(
     (target / "README.md").write_text(card(model, manifest, history, name), encoding="utf-8")
 
 
-def card(
-    model: Inkling, manifest: Mapping[str, Any], history: Sequence[Mapping[str, Any]], name: str
-) -> str:  # Any: JSON
-    """The model card: shape, training, measurements and the sources with their licences."""
-    config = model.config
-    lines = [
-        "---\nlicense: apache-2.0\nlanguage: [en, code]\npipeline_tag: text-generation\n---\n",
-        f"# {name}\n",
-        "A small language model in the Inkling architecture. It completes Python, remembers facts across a long conversation,",
-        "and knows nothing about the world.\n",
-        "## Facts\n",
-        "| | |\n|---|---|",
-        f"| parameters | {model.num_parameters() / 1e6:.2f} M, draft depths included |",
-        f"| layers | {config.num_hidden_layers}, of which {sum(config.is_window)} with a {config.sliding_window_size}-token window |",
-        f"| hidden size | {config.hidden_size} |",
-        f"| experts | {config.n_routed_experts} routed, {config.num_experts_per_tok} chosen, {config.n_shared_experts} shared |",
-        f"| draft depths | {len(model.depths)} |",
-        f"| tokenizer | byte-level BPE, {config.unpadded_vocab_size} tokens, the first {len(SPECIAL_TOKENS)} control tokens |",
-        f"| positions | {config.model_max_length} |\n",
-        "## Training and measurements\n",
-        "| stage | steps | tokens | seconds | held-out nats/token | bits/byte |\n|---|---|---|---|---|---|",
-    ]
-    for entry in history:
-        found = entry["evaluation"]
-        loss = ", ".join(f"{value:.3f} at {context}" for context, value in found["loss"].items())
-        lines.append(
-            f"| {entry['stage']} | {entry['steps']} | {entry['tokens'] / 1e6:.1f} M | {entry['seconds']:.0f} "
-            f"| {loss} | {found['bits_per_byte']:.4f} |"
-        )
-    lines += [
-        "\nSteps, tokens and seconds count from the start. Recall of the last stage, in probes whose names and sentences"
-    ]
-    lines += ["are in no training dialogue; `reply`: greedy decoding gives the whole answer.\n"]
-    lines += ["| distance, tokens | corrections | probes | reply | value |\n|---|---|---|---|---|"]
-    for cell in history[-1]["evaluation"]["recall"] if history else []:
-        lines.append(
-            f"| {cell['distance']} | {cell['num_corrections']} | {cell['count']} "
-            f"| {100 * cell['replies']:.1f} % | {100 * cell['values']:.1f} % |"
-        )
-    lines += ["\n## Sources and licences\n"]
-    lines += [
-        f"Held out: {', '.join(p['name'] for p in manifest['held_out'])}. Licences are as each package states them.\n"
-    ]
-    by_licence: dict[str, list[str]] = defaultdict(list)
-    for package in manifest["packages"]:
-        by_licence[package["licence"]].append(f"{package['name']} {package['version']}")
-    lines += [f"- **{licence}**: {', '.join(sorted(names))}" for licence, names in sorted(by_licence.items())]
-    return "\n".join(lines) + "\n"
+def write_card(folder: Path, data_folder: Path, history: Path, assessment: Path | None) -> None:
+    """Write the card of an exported model anew, with what `Assessment.write` has written."""
+    found = None if assessment is None else read_assessment(assessment)
+    try:
+        stages = json.loads(history.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{history}: is not the history of a run ({error})") from error
+    text = card(load_model(folder), read_json(data_folder / "manifest.json"), stages, folder.name, found)
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def _write_shards(tensors: Mapping[str, Tensor], target: Path) -> None:
