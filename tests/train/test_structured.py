@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from samebit.engine.tokenizer import Tokenizer
 from samebit.train.dialogues import DialogueWriter
-from samebit.train.json_answers import json_task, object_pieces
+from samebit.train.json_answers import json_task, object_pieces, task_about
 from samebit.train.replies import called, is_valid_call, only_message, parsed, same_json, satisfies
 from samebit.train.tokens import SPECIAL_TOKENS
 from samebit.train.tools import declaration, declare, tool_use
@@ -83,6 +83,18 @@ def test_an_object_satisfies_the_schema_in_its_question(seed, split):
     assert satisfies(task.expected, task.schema)
     assert json.dumps(task.schema, separators=(",", ":"), sort_keys=True, ensure_ascii=False) in task.question
     assert set(task.schema["required"]) == task.expected.keys()
+
+
+@given(seed=SEEDS, split=SPLITS)
+def test_an_object_about_a_thing_holds_what_was_told(seed, split):
+    known = {"port": "8080", "owner": "Ada", "branch": "fix-a", "price": "12 dollars", "room number": "7"}
+    task = task_about(random.Random(seed), split, "red lantern", known)
+    assert satisfies(task.expected, task.schema)
+    assert "red lantern" in task.question
+    assert len(task.expected) == 4
+    for name, value in task.expected.items():
+        assert str(value) == known[name.replace("_", " ")]
+        assert isinstance(value, int) == (name in ("port", "room_number"))
 
 
 @settings(max_examples=30)

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from samebit.core.errors import ConfigError
 from samebit.train.facts import Known
 from samebit.train.fields import Scalar
-from samebit.train.json_answers import json_task, object_pieces
+from samebit.train.json_answers import JsonTask, json_task, object_pieces, task_about
 from samebit.train.phrases import (
     ACKNOWLEDGED,
     ANSWERS,
@@ -28,6 +28,7 @@ from samebit.train.phrases import (
     SEEN_CODE,
     SHOW_CODE,
     SYSTEM,
+    TALK,
 )
 from samebit.train.snippets import Snippets
 from samebit.train.tokens import TokenStream
@@ -162,9 +163,9 @@ class DialogueWriter:
         """A question for JSON that fits a schema, after a little talk."""
         self._begin()
         self._small_talk()
-        schema, expected, begin = self._ask_for_object()
+        task, begin = self._ask_for_object()
         ids = self._out.token_ids
-        return JsonProbe(ids[:begin], ids[begin:], schema, expected)
+        return JsonProbe(ids[:begin], ids[begin:], task.schema, task.expected)
 
     def _small_talk(self) -> None:
         for _ in range(self._rng.choice((0, 1, 2))):
@@ -200,10 +201,9 @@ class DialogueWriter:
 
     def _confusable(self, found: Subject, like: Subject) -> Subject:
         """The attribute of a known fact elsewhere, or another attribute of the thing it is about."""
-        attribute, _, name = like.key.partition(" of the ")
         if self._rng.random() < 0.5:
-            return Subject("thing", f"{attribute} of the {thing(self._rng, self._split)}", like.make)
-        return Subject("thing", f"{found.key.partition(' of the ')[0]} of the {name}", found.make)
+            return Subject("thing", f"{like.attribute} of the {thing(self._rng, self._split)}", like.make)
+        return Subject("thing", f"{found.attribute} of the {like.thing}", found.make)
 
     def _state(self, count: int) -> Known:
         """State facts, one message each; the last of them."""
@@ -266,18 +266,25 @@ class DialogueWriter:
         if found is None:
             self._filler(16, 80)
             return
-        opening = self._rng.choice(COMPLETE_CODE)
-        self._out.message("user", [(f"{opening}\n```python\n{found.head}\n```", PLAIN)])
+        shown, wish = f"```python\n{found.head}\n```", self._rng.choice(COMPLETE_CODE)
+        question = f"{wish}\n{shown}" if self._rng.random() < 0.7 else f"{shown}\n{wish}"
+        self._out.message("user", [(question, PLAIN)])
         self._out.message("model", [("```python", WORDING), ("\n" + found.rest, PLAIN), ("\n```", WORDING)])
         self._out.end_turn()
 
-    def _ask_for_object(self) -> tuple[Mapping[str, Any], Mapping[str, Any], int]:  # Any: JSON
-        """Ask for an object that fits a schema and answer; the schema, the object, and where the reply begins."""
-        task = json_task(self._rng, self._split)
+    def _ask_for_object(self) -> tuple[JsonTask, int]:
+        """Ask for an object that fits a schema and answer; the task, and where the reply begins."""
+        things = sorted({f.subject.thing for f in self._facts if f.subject.thing})
+        if things and self._rng.random() < 0.35:
+            name = self._rng.choice(things)
+            known = {f.subject.attribute: f.value for f in self._facts if f.subject.thing == name}
+            task = task_about(self._rng, self._split, name, known)
+        else:
+            task = json_task(self._rng, self._split)
         self._out.message("user", [(task.question, PLAIN)])
         begin = len(self._out.token_ids) + 1
         self._answer_json(task.expected)
-        return task.schema, task.expected, begin
+        return task, begin
 
     def _ask_json(self) -> None:
         """Ask for up to three facts as one JSON object."""
@@ -296,8 +303,12 @@ class DialogueWriter:
         if rng.random() < 0.55:
             self._show_code(rng.randrange(low, high))
             return
-        self._out.message("user", [(" ".join(rng.choice(self._prose) for _ in range(rng.choice((1, 1, 2, 3)))), PLAIN)])
-        self._reply(ACKNOWLEDGED if rng.random() < 0.6 else [rng.choice(self._prose)])
+        if rng.random() < 0.3:
+            said = self._opening() + rng.choice(TALK)
+        else:
+            said = " ".join(rng.choice(self._prose) for _ in range(rng.choice((1, 1, 2, 3))))
+        self._out.message("user", [(said, PLAIN)])
+        self._reply(ACKNOWLEDGED)
 
     def _show_code(self, length: int) -> None:
         begin = self._rng.randrange(max(1, len(self._code) - length))

@@ -1,4 +1,4 @@
-"""Questions that want JSON: a schema and a sentence that gives the values. Knows a random generator only."""
+"""Questions that want JSON for a schema; a sentence beside it or what was told earlier gives the values. Knows no dialogue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TOLD: Mapping[Split, tuple[str, ...]] = {
     "train": ("The {n} has {w}.", "A {n} with {w}.", "There is a {n}: {w}.", "{w}; that is the {n}.", "We got a {n} with {w}.", "{n}: {w}."),
     "probe": ("This {n} comes with {w}.", "I received the {n} with {w}.", "Our {n} has {w}."),
 }  # fmt: skip
-ABOUT: Mapping[Split, tuple[str, ...]] = {
+_ABOUT: Mapping[Split, tuple[str, ...]] = {
     "train": (
         "Describe the {t} as JSON with this schema: {s}", "What do you know about the {t}? Answer in JSON: {s}",
         "Give me the {t} as a JSON object. Schema: {s}", "JSON for the {t}, please: {s}", "Fill in this schema for the {t}: {s}",
@@ -55,6 +55,16 @@ def json_task(rng: random.Random, split: Split) -> JsonTask:
     told = told[0].upper() + told[1:]
     expected = {f.name: value for f, value in sorted(values, key=lambda pair: pair[0].name)}
     return JsonTask(rng.choice(_QUESTIONS[split]).format(s=compact(schema), x=told), schema, expected)
+
+
+def task_about(rng: random.Random, split: Split, thing: str, known: Mapping[str, str]) -> JsonTask:
+    """An object of what was told about a thing earlier, by attribute; values of digits alone are integers."""
+    attributes = sorted(rng.sample(sorted(known), min(len(known), 4)))
+    told = {name.replace(" ", "_"): known[name] for name in attributes}
+    expected = {name: int(value) if value.isdigit() else value for name, value in told.items()}
+    kinds = {name: {"type": "integer" if isinstance(value, int) else "string"} for name, value in expected.items()}
+    schema = object_schema(kinds, list(kinds))
+    return JsonTask(rng.choice(_ABOUT[split]).format(t=thing, s=compact(schema)), schema, expected)
 
 
 def object_pieces(value: Mapping[str, Scalar]) -> Pieces:

@@ -149,6 +149,15 @@ ACKNOWLEDGED = (
     "Okay, I will remember that.",
     "Thanks, I made a note.",
 )
+TALK = (
+    *dialogues.TALK,
+    "The coffee machine is broken again.",
+    "I am on the way to the office.",
+    "Lunch was late today.",
+    "The build took a long time this morning.",
+    "We have a new colleague.",
+    "It rains a lot these days.",
+)
 SHOW_CODE = (
     "Please read this code:",
     "What do you think of this?",

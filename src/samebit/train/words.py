@@ -72,10 +72,19 @@ class Subject:
     key: str
     make: Maker
 
+    @property
+    def attribute(self) -> str:
+        """What is known of a thing; the whole key of anything else."""
+        return self.key.partition(" of the ")[0]
+
+    @property
+    def thing(self) -> str:
+        """The thing that the key names, if any."""
+        return self.key.partition(" of the ")[2]
+
     def filled(self, template: str) -> str:
         """A sentence with the key in place, or the attribute and the thing that it consists of."""
-        attribute, _, thing = self.key.partition(" of the ")
-        return template.replace("{k}", self.key).replace("{a}", attribute).replace("{t}", thing)
+        return template.replace("{k}", self.key).replace("{a}", self.attribute).replace("{t}", self.thing)
 
 
 def invented_word(rng: random.Random) -> str:
