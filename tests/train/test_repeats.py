@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from samebit.train.feed import Feed
 from samebit.train.repeats import line_tokens, repeat_lines
 from samebit.train.transcript import COPIED, LEAVING, PLAIN
+from samebit.train.writers import OwnWriter
 
 LINE = 7  # the token that opens a line
 OPENS = torch.arange(100) == LINE
@@ -70,14 +71,14 @@ def test_the_tokens_that_open_a_line_hold_a_line_break(data):
     assert not opens[data.tokenizer.encode("one two").ids].any()
 
 
-@pytest.mark.parametrize(("share", "low", "high"), [(0.0, 0, 0), (0.07, 5, 60), (1.0, 300, 400)])
-def test_a_share_of_the_rows_of_code_is_repeated(data, corpus_folder, share, low, high):
+@pytest.mark.parametrize(("every", "low", "high"), [(None, 0, 0), (3650, 5, 60), (256, 300, 400)])
+def test_lines_are_repeated_once_in_so_many_tokens_of_code(data, every, low, high):
+    source = OwnWriter(data, length=256, seed=0)
     feed = Feed(
-        data, corpus_folder, length=256, rows=400, dialogue_share=0.0, workers=0, seed=0, device=torch.device("cpu"),
-        ring_rows=8, repeat_share=share,
+        data, source, length=256, rows=400, dialogue_share=0.0, seed=0, device=torch.device("cpu"),
+        ring_rows=8, repeat_every=every,
     )  # fmt: skip
-    with feed:
-        batch = feed.batch()
+    batch = feed.batch()
     is_repeated = (batch.weights == 0).any(1)
     assert low <= is_repeated.sum() <= high
     assert ((batch.weights == 3).any(1) <= is_repeated).all()

@@ -18,6 +18,7 @@ from samebit.train.loop import HISTORY_FILE, Trainer, rate_multiplier
 from samebit.train.model import Inkling
 from samebit.train.optim import is_matrix, orthogonalised
 from samebit.train.recipe import RECIPES, Stage
+from samebit.train.writers import OwnWriter, WriterProcesses
 from tests.train.conftest import VOCAB
 
 TOY = RECIPES["toy"]
@@ -32,9 +33,9 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def make_feed(data, folder, **changes):
-    given = {"length": 64, "rows": 8, "dialogue_share": 0.25, "workers": 0, "seed": 1, "device": CPU, "ring_rows": 16}
-    return Feed(data, folder, **given | changes)
+def make_feed(data, source=None, **changes):
+    given = {"length": 64, "rows": 8, "dialogue_share": 0.25, "seed": 1, "device": CPU, "ring_rows": 16} | changes
+    return Feed(data, source or OwnWriter(data, length=given["length"], seed=1), **given)
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (2, 16, 48), (2, 48, 16)])
@@ -69,26 +70,24 @@ def test_the_rate_rises_stays_and_falls():
     assert rate_multiplier(dataclasses.replace(stage, decay_share=0.0), 50, 0.999) == 1.0
 
 
-def test_targets_are_the_next_tokens_and_values_weigh_by_class(data, corpus_folder):
-    with make_feed(data, corpus_folder, repeat_share=0.0) as feed:
-        batch = feed.batch()
+def test_targets_are_the_next_tokens_and_values_weigh_by_class(data):
+    batch = make_feed(data, repeat_every=None).batch()
     assert torch.equal(batch.token_ids[:, 1:], batch.targets[:, :-1])
     assert batch.num_code == 6
     assert (batch.weights[:6] == 1).all()
-    with make_feed(data, corpus_folder, repeat_share=0.0) as feed:
-        again = feed.batch()
+    again = make_feed(data, repeat_every=None).batch()
     assert torch.equal(again.token_ids, batch.token_ids)
-    with make_feed(data, corpus_folder, dialogue_share=1.0, length=512) as feed:
-        weights = feed.batch().weights.unique()
+    weights = make_feed(data, dialogue_share=1.0, length=512).batch().weights.unique()
     torch.testing.assert_close(weights, torch.tensor([0.1, 1.0, 2.0, 4.0]))
 
 
 def test_dialogues_come_from_other_processes_too(data, corpus_folder):
-    with make_feed(data, corpus_folder, workers=1, length=512, ring_rows=80) as feed:
+    with WriterProcesses(corpus_folder, length=512, seed=1, count=1) as source:
+        feed = make_feed(data, source, length=512, ring_rows=80)
         feed.refill(at_least=65)
         assert feed.num_written >= 65
         assert feed.batch().token_ids.shape == (8, 512)
-        (process,) = feed._processes
+        (process,) = source._processes
         process.kill()
         process.join()
         with pytest.raises(ConfigError, match="have died"):
@@ -102,25 +101,28 @@ def short(steps):
     )
 
 
-def test_a_run_that_was_interrupted_between_stages_ends_with_the_same_weights(data, corpus_folder, tmp_path):
+def test_a_run_that_was_interrupted_between_stages_ends_with_the_same_weights(data, tmp_path):
     recipe = short(3)
     whole = Trainer(recipe, tmp_path / "whole", CPU)
     for number in (1, 2):
-        whole.train(data, corpus_folder, number, workers=0)
-    Trainer(recipe, tmp_path / "parts", CPU).train(data, corpus_folder, 1, workers=0)
+        whole.train(data, number)
+    Trainer(recipe, tmp_path / "parts", CPU).train(data, 1)
     resumed = Trainer(recipe, tmp_path / "parts", CPU)
     assert resumed.progress.steps == 3
-    resumed.train(data, corpus_folder, 2, workers=0)
+    resumed.train(data, 2)
     fresh = Trainer(recipe, tmp_path / "fresh", CPU).model.state_dict()
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(tensor, resumed.model.state_dict()[name]), name
     assert not torch.equal(whole.model.weights["embed"], fresh["weights.embed"])
-    assert [e["stage"] for e in json.loads((tmp_path / "parts" / HISTORY_FILE).read_text())] == [1, 2]
+    history = json.loads((tmp_path / "parts" / HISTORY_FILE).read_text())
+    assert [entry["stage"] for entry in history] == [1, 2]
+    for entry in history:
+        assert list(entry["phases"]) == ["first dialogues", "steps", "saving", "evaluation"]
+        assert all(seconds >= 0 for seconds in entry["phases"].values())
 
 
-def test_drafts_have_no_say_in_the_trunk(data, corpus_folder, tmp_path):
-    with make_feed(data, corpus_folder) as feed:
-        batch = feed.batch()
+def test_drafts_have_no_say_in_the_trunk(data, tmp_path):
+    batch = make_feed(data).batch()
     trainer = Trainer(TOY, tmp_path, CPU)
     losses, _ = trainer.losses(batch)
     assert losses.shape == (3,)
@@ -131,9 +133,8 @@ def test_drafts_have_no_say_in_the_trunk(data, corpus_folder, tmp_path):
 
 
 @torch.no_grad()
-def test_depth_j_is_taught_the_token_j_plus_2_ahead(data, corpus_folder, tmp_path):
-    with make_feed(data, corpus_folder) as feed:
-        batch = feed.batch()
+def test_depth_j_is_taught_the_token_j_plus_2_ahead(data, tmp_path):
+    batch = make_feed(data).batch()
     trainer = Trainer(TOY, tmp_path, CPU)
     losses, _ = trainer.losses(batch)
     model = trainer.model
@@ -178,9 +179,9 @@ def test_recall_counts_what_greedy_decoding_would_say(data):
     assert counted(probe.value[0]) == counted(end - 1) == (0, 0)
 
 
-def test_a_stage_that_the_recipe_lacks_is_refused(data, corpus_folder, tmp_path):
+def test_a_stage_that_the_recipe_lacks_is_refused(data, tmp_path):
     with pytest.raises(ConfigError, match="stage=3"):
-        Trainer(TOY, tmp_path, CPU).train(data, corpus_folder, 3, workers=0)
+        Trainer(TOY, tmp_path, CPU).train(data, 3)
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +189,7 @@ def trained(data, corpus_folder, tmp_path_factory):
     """A toy model after both stages, and the folder that it was exported to."""
     folder = tmp_path_factory.mktemp("toy")
     trainer = Trainer(TOY, folder / "run", CPU)
-    found = [trainer.train(data, corpus_folder, number, workers=0) for number in (1, 2)]
+    found = [trainer.train(data, number) for number in (1, 2)]
     history = json.loads((folder / "run" / HISTORY_FILE).read_text())
     export(trainer.model, corpus_folder, folder / "model", history, name="toy")
     return trainer.model, found, folder / "model"

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -14,9 +15,11 @@ from samebit.core.errors import ConfigError
 from samebit.train.corpus import collect
 from samebit.train.dialogues import talk
 from samebit.train.export import export
-from samebit.train.loop import HISTORY_FILE, STATE_FILE, Trainer
+from samebit.train.loop import HISTORY_FILE, STATE_FILE, Trainer, stage_seed
+from samebit.train.phases import Phases
 from samebit.train.recipe import RECIPES, Recipe
 from samebit.train.tokens import load_data, prepare, sentences
+from samebit.train.writers import WriterProcesses
 
 _NUM_TALKS = 200
 
@@ -52,15 +55,27 @@ def run_stage(
 ) -> None:
     """Run one stage, on a GPU where there is one, and leave state, history and evaluation in `run_folder`."""
     _show_log()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    trainer = Trainer(_recipe(recipe), run_folder, device, seed=seed, start=start)
-    _log.info(
-        "%.2f M parameters on %s, %d steps so far", trainer.model.num_parameters() / 1e6, device, trainer.progress.steps
-    )
+    phases = Phases()
+    chosen = _recipe(recipe)
+    length = chosen.stage(number).length
     # Three cores are left to the trainer and the system.
-    given = max(1, (os.cpu_count() or 4) - 3) if workers is None else workers
-    found = trainer.train(load_data(data_folder), data_folder, number, workers=given, seconds=seconds)
-    _log.info("stage %d: %d steps, %.0f s; %s", number, trainer.progress.steps, trainer.progress.seconds, found.line())
+    count = max(1, (os.cpu_count() or 4) - 3) if workers is None else workers
+    with ExitStack() as stack:
+        source = None
+        if count:
+            # First, so that they start while data are read and a GPU wakes.
+            of_stage = stage_seed(seed, number)
+            source = stack.enter_context(WriterProcesses(data_folder, length=length, seed=of_stage, count=count))
+        data = load_data(data_folder)
+        phases.end("data")
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        trainer = Trainer(chosen, run_folder, device, seed=seed, start=start)
+        phases.end("model")
+        done = trainer.progress.steps
+        _log.info("%.2f M parameters on %s, %d steps so far", trainer.model.num_parameters() / 1e6, device, done)
+        found = trainer.train(data, number, source=source, seconds=seconds, phases=phases)
+    _log.info("stage %d: %d steps; %s", number, trainer.progress.steps, phases.line())
+    _log.info("%s", found.line())
 
 
 def export_run(data_folder: Path, run_folder: Path, target: Path, recipe: str) -> None:

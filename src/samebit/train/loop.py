@@ -23,8 +23,10 @@ from samebit.train.feed import Batch, Feed
 from samebit.train.layout import load_model
 from samebit.train.model import Block, Inkling
 from samebit.train.optim import Optimiser
+from samebit.train.phases import Phases
 from samebit.train.recipe import Recipe, Stage
 from samebit.train.tokens import TrainingData
+from samebit.train.writers import OwnWriter, Source
 
 STATE_FILE = "state.pt"
 HISTORY_FILE = "history.json"
@@ -73,30 +75,45 @@ class Trainer:
             self.progress = Progress(**state["progress"])
 
     def train(
-        self, data: TrainingData, data_folder: Path, number: int, *, workers: int, seconds: float | None = None
+        self,
+        data: TrainingData,
+        number: int,
+        *,
+        source: Source | None = None,
+        seconds: float | None = None,
+        phases: Phases | None = None,
     ) -> Evaluation:
-        """Run stage `number` (from 1) of the recipe, save, and evaluate. `seconds` overrides the stage's time or steps."""
-        if not 1 <= number <= len(self._recipe.stages):
-            raise ConfigError(f"stage={number}: the recipe has stages 1 .. {len(self._recipe.stages)}")
-        stage = self._recipe.stages[number - 1]
-        if seconds is not None:
-            stage = dataclasses.replace(stage, seconds=seconds, steps=None)
+        """Run stage `number` (from 1) of the recipe, save, and evaluate.
+
+        `source` gives dialogues of the stage's length (None: they are written here, and all is a function of the seed).
+        `seconds` stand in for the stage's time or steps; `phases` goes on, and is kept in the history.
+        """
+        began = time.monotonic()
+        phases = phases or Phases()
+        stage = self._recipe.stage(number, seconds)
+        seed = stage_seed(self._seed, number)
         feed = Feed(
             data,
-            data_folder,
+            source or OwnWriter(data, length=stage.length, seed=seed),
             length=stage.length,
             rows=stage.rows,
             dialogue_share=stage.dialogue_share,
-            workers=workers,
-            seed=self._seed + 1000 * number,
+            seed=seed,
             device=self._device,
             ring_rows=stage.ring_rows,
         )
-        # Blocks share their code, and each of their shapes is compiled.
-        with feed, torch._dynamo.config.patch(recompile_limit=64):  # noqa: SLF001 - has no public name
-            self._steps(stage, feed)
+        # Blocks share their code, and each of their kinds is compiled.
+        with torch._dynamo.config.patch(recompile_limit=64):  # noqa: SLF001 - has no public name
+            if self._device.type == "cuda":
+                self._compile(stage)
+                phases.end("compiling")
+            feed.refill(at_least=round(stage.rows * stage.dialogue_share))
+            phases.end("first dialogues")
+            self._steps(stage, feed, began)
+        phases.end("steps")
         self.progress.stages = number
         self.save()
+        phases.end("saving")
         found = evaluate(
             self.model,
             data,
@@ -105,14 +122,13 @@ class Trainer:
             probes=self._recipe.probes,
             max_tokens=self._recipe.held_out_tokens,
         )
-        self._remember(number, found)
+        phases.end("evaluation")
+        self._remember(number, found, phases)
         return found
 
     def step(self, batch: Batch, multiplier: float) -> Tensor:
         """One step at `multiplier` times the rates; the losses [1 + depths] of the trunk and of each depth, on the device."""
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
-            losses, loads = self.losses(batch)
-        torch.autograd.backward(losses.sum())
+        losses, loads = self._backward(batch)
         # Apart, so that drafts have no say in how far the trunk moves.
         drafts = list(self.model.depths.parameters())
         own = {id(p) for p in drafts}
@@ -123,7 +139,7 @@ class Trainer:
         self._balance(loads, multiplier)
         self.progress.steps += 1
         self.progress.tokens += batch.token_ids.numel()
-        return losses.detach()
+        return losses
 
     def losses(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Weighted cross-entropy of the trunk and of each draft depth, [1 + depths], and the experts' loads.
@@ -160,10 +176,24 @@ class Trainer:
         logits = functional.linear(hidden / self.model.config.logits_mup_width_multiplier, unembed)
         return self._token_loss(logits, targets, weights)
 
-    def _steps(self, stage: Stage, feed: Feed) -> None:
-        began = reported = time.monotonic()
+    def _compile(self, stage: Stage) -> None:
+        """Run everything that is compiled once, on nothing: while processes begin to write dialogues."""
+        ids = torch.zeros(stage.rows, stage.length, dtype=torch.long, device=self._device)
+        self._backward(Batch(ids, ids, torch.ones_like(ids, dtype=torch.float32), stage.rows))
+        self.model.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+
+    def _backward(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """What `losses` gives; every parameter has its gradient."""
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
+            losses, loads = self.losses(batch)
+        torch.autograd.backward(losses.sum())
+        return losses.detach(), loads
+
+    def _steps(self, stage: Stage, feed: Feed, began: float) -> None:
+        """Steps until the stage is over, which began at `began`."""
+        first = reported = time.monotonic()
         begin = (self.progress.steps, self.progress.tokens)
-        feed.refill(at_least=round(stage.rows * stage.dialogue_share))
         while True:
             done = self.progress.steps - begin[0]
             # Where steps are given, time has no say, so that the run is a function of its seed.
@@ -177,7 +207,7 @@ class Trainer:
                 shown = ", ".join(f"{float(loss):.3f}" for loss in losses)
                 if time.monotonic() - reported > _REPORT_SECONDS:
                     reported = time.monotonic()
-                    speed = (self.progress.tokens - begin[1]) / (reported - began)
+                    speed = (self.progress.tokens - begin[1]) / (reported - first)
                     _log.info("step %d: losses %s; %.0f tokens/s; %d dialogues", done, shown, speed, feed.num_written)
         self.progress.seconds += time.monotonic() - began
 
@@ -192,11 +222,17 @@ class Trainer:
             bias += rate * torch.sign(load.mean() - load)
             bias -= bias.mean()
 
-    def _remember(self, number: int, found: Evaluation) -> None:
+    def _remember(self, number: int, found: Evaluation, phases: Phases) -> None:
         path = self._folder / HISTORY_FILE
         history = json.loads(path.read_text()) if path.is_file() else []
-        entry = {"stage": number, **dataclasses.asdict(self.progress), "evaluation": dataclasses.asdict(found)}
+        entry = {"stage": number, **dataclasses.asdict(self.progress), "phases": phases.seconds}
+        entry["evaluation"] = dataclasses.asdict(found)
         path.write_text(json.dumps([*history, entry], indent=1) + "\n")
+
+
+def stage_seed(seed: int, number: int) -> int:
+    """Seeds the batches and the dialogues of a stage."""
+    return seed + 1000 * number
 
 
 def rate_multiplier(stage: Stage, done: int, share: float) -> float:

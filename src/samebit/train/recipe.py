@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from samebit.core.errors import ConfigError
 from samebit.train.optim import Rates
 
 # No logit depends on the towers; transformers loads no Inkling without them, so they are as small as it permits.
@@ -62,6 +63,13 @@ class Recipe:
     held_out_tokens: int | None = None
     rates: Rates = field(default_factory=Rates)
     bias_rate: float = 1e-3
+
+    def stage(self, number: int, seconds: float | None = None) -> Stage:
+        """Stage `number`, from 1; `seconds` stand in for its time or steps. Raises ConfigError for a stage there is not."""
+        if not 1 <= number <= len(self.stages):
+            raise ConfigError(f"stage={number}: the recipe has stages 1 .. {len(self.stages)}")
+        stage = self.stages[number - 1]
+        return stage if seconds is None else replace(stage, seconds=seconds, steps=None)
 
 
 def config_json(text: Mapping[str, Any], num_depths: int, local_depths: list[int]) -> dict[str, Any]:  # Any: JSON
@@ -129,17 +137,16 @@ _TOY_TEXT = _NANO_TEXT | {
     "model_max_length": 1024,
 }
 
-# "nano" takes two calls of at most ten minutes on one H200; "toy" shows on a CPU that the whole path works.
+# "nano" takes one call of at most ten minutes on one H200; "toy" shows on a CPU that the whole path works.
 RECIPES: Mapping[str, Recipe] = {
     "nano": Recipe(
         raw=config_json(_NANO_TEXT, num_depths=2, local_depths=[0]),
-        stages=(
-            Stage(length=512, rows=128, dialogue_share=0.2, seconds=440, decay_share=0.0),
-            Stage(length=4096, rows=16, dialogue_share=0.5, seconds=470, decay_share=0.7, ring_rows=2048),
-        ),
+        # One stage: a second length would be compiled anew.
+        stages=(Stage(length=4096, rows=16, dialogue_share=0.5, seconds=420, decay_share=0.6, ring_rows=2048),),
         contexts=(512, 4096),
         distances=(250, 500, 1000, 2000, 3000),
-        probes=100,
+        probes=50,
+        held_out_tokens=2_000_000,
     ),
     "toy": Recipe(
         raw=config_json(_TOY_TEXT, num_depths=2, local_depths=[0]),
