@@ -32,16 +32,26 @@ def corpus(
 
 @train.command()
 def nano(
-    data: CorpusFolder,
-    run: RunFolder,
-    stage: Annotated[int, typer.Option(help="1, 2, ...: each goes on from the one before it.", min=1)],
+    data: Annotated[Path | None, typer.Argument(help="A prepared corpus.")] = None,
+    run: Annotated[Path | None, typer.Argument(help="State and history of the run.")] = None,
+    stage: Annotated[int | None, typer.Option(help="1, 2, ...: each goes on from the one before it.", min=1)] = None,
     recipe: Recipe = "nano",
     start: Annotated[Path | None, typer.Option(help="A checkpoint to start from where RUN is empty.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that write dialogues.", min=0)] = None,
     seconds: Annotated[float | None, typer.Option(help="Time of the stage (default: the recipe's).", min=1)] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Instead: the whole path at toy size, corpus and export included.")
+    ] = False,
 ) -> None:
     """Run a stage of a recipe: train for its time, save, evaluate."""
+    if smoke:
+        from samebit.train import smoke as path  # noqa: PLC0415 - loads torch
+
+        with plain_errors():
+            raise typer.Exit(0 if path.smoke(data, run) else 1)
+    if data is None or run is None or stage is None:
+        raise typer.BadParameter("give DATA, RUN and --stage, or --smoke", param_hint="DATA")
     from samebit.train import command  # noqa: PLC0415 - loads torch
 
     with plain_errors():

@@ -75,6 +75,7 @@ def evaluate(
     return Evaluation(loss, bits, recalled)
 
 
+@torch.no_grad()
 def held_out_loss(model: Inkling, stream: TokenStream, context: int) -> float:
     """Mean cross-entropy in nats of each token of whole windows of `context` predictions."""
     device = model.weights["embed"].device
