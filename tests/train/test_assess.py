@@ -21,10 +21,19 @@ from samebit.core.request import CompletionOutput, RequestOutput
 from samebit.engine.tokenizer import Tokenizer
 from samebit.train import assess as arms
 from samebit.train.assess import _Subject, assess, code_prefixes, judge_call, judge_fact, judge_json
-from samebit.train.assessment import Answers, Assessment, Completions, HeldOutLoss, Recall, markdown, read_assessment
+from samebit.train.assessment import (
+    Answers,
+    Assessment,
+    Completions,
+    HeldOutLoss,
+    Nats,
+    Recall,
+    markdown,
+    read_assessment,
+)
 from samebit.train.dialogues import DialogueWriter
 from samebit.train.export import export, write_card
-from samebit.train.heldout import HeldOutPackage, Nats, documents_stream, held_out_packages, token_losses, windows
+from samebit.train.heldout import HeldOutPackage, documents_stream, held_out_packages, measured, token_losses, windows
 from samebit.train.layout import load_model
 from samebit.train.model import Inkling
 from samebit.train.recipe import RECIPES
@@ -130,7 +139,7 @@ def test_the_engines_loss_is_the_training_models(folder, packages, tokenizer):
             logits = model.logits(model(ids)[0])[0, :-1]
             expected = torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")
             torch.testing.assert_close(torch.tensor(losses), expected, atol=1e-4, rtol=0)
-    total = Nats.measured(llm, contexts)
+    total = measured(llm, contexts)
     assert total.num_tokens == 3 * 95
     # Control tokens are predicted, and stand for no byte of text.
     predicted = [t for c in contexts for t in c[1:] if t != DOCUMENT_START]
@@ -219,7 +228,7 @@ class Oracle:
     """Answers prompts it knows with the reply it was given, anything else with an endless line."""
 
     def __init__(self, tokenizer, replies):
-        self.info = SimpleNamespace(max_length=1024)
+        self.info = SimpleNamespace(max_length=8192)
         self._tokenizer, self._replies = tokenizer, {tuple(prompt): reply for prompt, reply in replies}
         self.params = set()
 
@@ -286,7 +295,7 @@ def test_a_whole_assessment_is_a_function_of_model_corpus_and_probes(found, fold
     assert found.model == "toy"
     assert found.corpus == json.loads((corpus_folder / "manifest.json").read_text())["digest"]
     assert (found.tools.count, found.json.count, found.completions.count) == (4, 4, 4)
-    assert {(r.distance, r.num_corrections) for r in found.recall} >= {(250, 0), (250, 1), (250, 3)}
+    assert (250, 0) in {(r.distance, r.num_corrections) for r in found.recall}
     assert all(r.answers.count == 1 for r in found.recall)
     # What has learnt nothing knows nothing.
     assert not any(r.answers.exact for r in found.recall)
@@ -294,7 +303,8 @@ def test_a_whole_assessment_is_a_function_of_model_corpus_and_probes(found, fold
 
 def test_what_is_too_long_for_the_model_is_left_out(found):
     assert {loss.context for loss in found.held_out} == {512}
-    assert {r.distance for r in found.recall} <= {250, 500}
+    assert 0 < len(found.recall) < len(arms.DISTANCES) * len(arms.CORRECTIONS)
+    assert max(r.distance for r in found.recall) < 1000
 
 
 def test_an_assessment_is_read_as_it_was_written(tmp_path, found):
@@ -345,6 +355,12 @@ def test_a_card_with_an_assessment_replaces_that_without(folder, corpus_folder, 
     assert "Held out: gamma." in text
     with pytest.raises(ConfigError, match="is not the history"):
         write_card(folder, corpus_folder, tmp_path / "none.json", None)
+
+
+def test_training_and_its_card_load_no_engine():
+    # A machine to train on has few packages; the engine needs more.
+    check = "import sys, samebit.train.loop, samebit.train.export; sys.exit('samebit.engine.llm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
 def test_a_model_without_message_tokens_is_refused(tmp_path):

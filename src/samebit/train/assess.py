@@ -25,7 +25,7 @@ from samebit.engine.tokenizer import Tokenizer
 from samebit.models.checkpoint import read_json
 from samebit.train.assessment import Answers, Assessment, Completions, HeldOutLoss, Recall, markdown
 from samebit.train.dialogues import DialogueWriter, JsonProbe, Probe, ToolProbe
-from samebit.train.heldout import HeldOutPackage, Nats, documents_stream, held_out_packages, windows
+from samebit.train.heldout import HeldOutPackage, documents_stream, held_out_packages, measured, windows
 from samebit.train.replies import called, is_loop, is_valid_call, only_message, parsed, same_json, satisfies
 from samebit.train.tokens import DOCUMENT_START, SPECIAL_TOKENS, TokenStream, load_data
 
@@ -222,7 +222,7 @@ def _held_out(llm: LLM, packages: Sequence[HeldOutPackage], most: int) -> list[H
         longest = windows(documents_stream(llm.get_tokenizer(), package.texts), contexts[-1], most)
         for context in contexts:
             cut = [window[i : i + context] for window in longest for i in range(0, len(window) - 1, context)]
-            found.append(HeldOutLoss(package.name, context, Nats.measured(llm, cut)))
+            found.append(HeldOutLoss(package.name, context, measured(llm, cut)))
         _log.info("%s: %.3f nats/token at %d", package.name, found[-1].measured.per_token, contexts[-1])
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from pathlib import Path
@@ -9,7 +10,27 @@ from pathlib import Path
 import msgspec
 
 from samebit.core.errors import ConfigError
-from samebit.train.heldout import Nats
+
+
+class Nats(msgspec.Struct, frozen=True):
+    """A sum of losses over predicted tokens, and the bytes of text that those stand for."""
+
+    nats: float
+    num_tokens: int
+    num_bytes: int
+
+    def __add__(self, other: Nats) -> Nats:
+        return Nats(self.nats + other.nats, self.num_tokens + other.num_tokens, self.num_bytes + other.num_bytes)
+
+    @property
+    def per_token(self) -> float:
+        """Nats per token."""
+        return self.nats / self.num_tokens
+
+    @property
+    def bits_per_byte(self) -> float:
+        """The same per byte, which does not depend on the tokenizer."""
+        return self.nats / math.log(2) / self.num_bytes
 
 
 class HeldOutLoss(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from samebit.core.request import SamplingParams
 from samebit.engine.llm import LLM
 from samebit.engine.tokenizer import Tokenizer
 from samebit.models.checkpoint import read_json
+from samebit.train.assessment import Nats
 from samebit.train.tokens import DOCUMENT_START, TrainingData
 
 
@@ -70,32 +71,10 @@ def token_losses(llm: LLM, contexts: Sequence[list[int]]) -> list[list[float]]:
     return losses
 
 
-@dataclass(frozen=True, slots=True)
-class Nats:
-    """A sum of losses over predicted tokens, and the bytes that those stand for (a control token stands for none)."""
-
-    nats: float
-    num_tokens: int
-    num_bytes: int
-
-    @classmethod
-    def measured(cls, llm: LLM, contexts: Sequence[list[int]]) -> Nats:
-        """Of all tokens but the first of each context."""
-        tokenizer = llm.get_tokenizer()
-        predicted = [token for context in contexts for token in context[1:]]
-        num_bytes = sum(len(tokenizer.token_bytes(t)) for t in predicted if t not in tokenizer.special_ids)
-        nats = math.fsum(loss for losses in token_losses(llm, contexts) for loss in losses)
-        return cls(nats, len(predicted), num_bytes)
-
-    def __add__(self, other: Nats) -> Nats:
-        return Nats(self.nats + other.nats, self.num_tokens + other.num_tokens, self.num_bytes + other.num_bytes)
-
-    @property
-    def per_token(self) -> float:
-        """Nats per token."""
-        return self.nats / self.num_tokens
-
-    @property
-    def bits_per_byte(self) -> float:
-        """The same per byte of text, which does not depend on the tokenizer."""
-        return self.nats / math.log(2) / self.num_bytes
+def measured(llm: LLM, contexts: Sequence[list[int]]) -> Nats:
+    """The losses of all tokens but the first of each context; a control token stands for no byte."""
+    tokenizer = llm.get_tokenizer()
+    predicted = [token for context in contexts for token in context[1:]]
+    num_bytes = sum(len(tokenizer.token_bytes(t)) for t in predicted if t not in tokenizer.special_ids)
+    nats = math.fsum(loss for losses in token_losses(llm, contexts) for loss in losses)
+    return Nats(nats, len(predicted), num_bytes)
