@@ -1,5 +1,6 @@
 """Training dialogues: what they weigh, what a probe may share with them, and that their grammar is the chat template's."""
 
+import collections
 import functools
 import json
 import random
@@ -96,7 +97,7 @@ def parsed(templates, text):
     for template in templates:
         if found := pattern_of(template).fullmatch(text):
             said = found.groupdict()
-            return {"k": f"{said['a']} of the {said['t']}", "v": said["v"]} if "a" in said else said
+            return said if "k" in said else said | {"k": f"{said['a']} of the {said['t']}"}
     return None
 
 
@@ -127,10 +128,45 @@ def test_every_answer_is_the_value_that_was_stated_last(data, seed):
     assert answered > 10
 
 
-def test_facts_are_corrected_several_times(data):
-    written = writer(data, 5)
-    written.dialogue(4000)
-    assert max(f.num_corrections for f in written._facts) >= 2
+@pytest.mark.parametrize("seed", range(4))
+def test_a_correction_changes_the_value_and_names_the_one_before(data, seed):
+    ids, _ = writer(data, seed).dialogue(8000)
+    now, changed, named = {}, 0, 0
+    for role, _, body, _ in messages_of(data, ids):
+        text = data.tokenizer.decode(body)
+        if role != "<|message_user|>":
+            continue
+        if found := parsed(templates_of("train", "correct"), text):
+            assert found["v"] != now[found["k"]]
+            assert found.get("old", now[found["k"]]) == now[found["k"]]
+            changed, named = changed + 1, named + ("old" in found)
+        found = found or parsed(templates_of("train", "state"), text)
+        now |= {found["k"]: found["v"]} if found else {}
+    assert changed > 5
+    assert 0 < named < changed
+
+
+def test_facts_are_asked_for_before_between_and_after_several_corrections(data):
+    asked, seen = collections.Counter(), collections.Counter()
+    for seed in range(6):
+        ids, _ = writer(data, seed).dialogue(8000)
+        corrections = collections.Counter()
+        for role, _, body, _ in messages_of(data, ids):
+            text = data.tokenizer.decode(body)
+            if role == "<|message_user|>" and (found := parsed(templates_of("train", "correct"), text)):
+                corrections[found["k"]] += 1
+            elif role == "<|message_model|>" and (found := parsed(ANSWERS.values(), text)):
+                asked[min(3, corrections[found["k"]])] += 1
+                seen[seed, found["k"], corrections[found["k"]]] += 1
+    assert min(asked[n] for n in range(4)) > 0.1 * asked.total()
+    assert any((seed, key, n + 1) in seen for seed, key, n in seen if n)
+
+
+def test_there_are_many_sentences_of_each_kind():
+    for split, least in (("train", (12, 10, 10)), ("probe", (6, 4, 5))):
+        for phrases in PHRASES[split].values():
+            counts = [len(set(choices)) for choices in (phrases.state, phrases.correct, phrases.ask)]
+            assert all(count >= low for count, low in zip(counts, least, strict=True))
 
 
 @pytest.mark.parametrize("num_corrections", [0, 1, 3])
