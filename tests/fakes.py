@@ -8,7 +8,7 @@ request. Each mixer folds exactly the values that it may see (K conv inputs, or 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 
 from samebit.core.plan import (
     NO_SNAPSHOT,
@@ -160,6 +160,7 @@ class FakeRunner:
         self.kv = [[[self._poison() for _ in range(geometry.page_size)] for _ in range(n)] for n in counts]
         self.page_tags = [[self._poison() for _ in range(n)] for n in counts]
         self.length, self.next_token = [0] * slots, [0] * slots
+        self.drafts: list[list[int]] = [[] for _ in range(slots)]
         self.ring_tags = [[0] * geometry.ring_length for _ in range(slots)]
         self.page_table = [[[0] * pages for _ in range(slots)] for _ in groups]
         self.page_stamps = [[[0] * pages for _ in range(slots)] for _ in groups]
@@ -183,8 +184,10 @@ class FakeRunner:
                 values = self._attend(mixer, rows, values)
         self._record(rows)
         samples = [self._sample(sample, rows[sample.row], values[sample.row]) for sample in plan.samples]
+        accepted = [self._accept(number, row, plan, samples) for number, row in enumerate(rows)]
         pages = [self._pages_intact(rows[entry.row].plan.slot, entry.boundary) for entry in plan.entries]
-        return StepOutput(plan.step, samples, intact, pages, [self._is_written(entry) for entry in plan.entries])
+        written = [self._is_written(entry) for entry in plan.entries]
+        return StepOutput(plan.step, samples, accepted, intact, pages, written)
 
     def damage_snapshot(self, snapshot: int, stream: int, row: int) -> None:
         """Lose one conv row of a checkpoint."""
@@ -216,7 +219,10 @@ class FakeRunner:
     def _row(self, row: PlanRow, step: int) -> _Row:
         start, token_ids = row.start, row.token_ids
         if row.num_tokens and not token_ids:
-            start, token_ids = self.length[row.slot], [self.next_token[row.slot]]
+            start, token_ids = (
+                self.length[row.slot],
+                [self.next_token[row.slot], *self.drafts[row.slot]][: row.num_tokens],
+            )
         assert len(token_ids) == row.num_tokens, "a row names all its tokens or none"
         reads = [self._history(row, start, start - i) for i in range(self.layout.history, 0, -1)]
         return _Row(row, start, token_ids, owner_tag(step, row.owner), reads)
@@ -307,13 +313,24 @@ class FakeRunner:
             for index in range(row.start // size, end // size):
                 for stamps in self.page_stamps:
                     stamps[slot][index] = position_tag(row.tag, (index + 1) * size - 1)
-            self.length[slot] = end
+
+    def _accept(self, number: int, row: _Row, plan: BatchPlan, samples: list[SampleOutput]) -> int:
+        """Drafts that are what was drawn in their places; the slot's length and last token follow."""
+        drawn = [s.token_id for p, s in zip(plan.samples, samples, strict=True) if p.row == number and p.target < 0]
+        guesses = row.token_ids[len(row.token_ids) - row.plan.num_drafts :]
+        assert len(drawn) == len(guesses) + 1 or not guesses, "a draft has no draw in its place"
+        pairs = zip(guesses, drawn, strict=False)
+        accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self.length[row.plan.slot] = row.start + len(row.token_ids) - len(guesses) + accepted
+        if drawn:
+            self.next_token[row.plan.slot] = drawn[accepted]
+        return accepted
 
     def _sample(self, sample: PlanSample, row: _Row, values: list[int]) -> SampleOutput:
         value, token = values[sample.offset], sample.target
         if token < 0:
             settings = (sample.temperature, sample.top_k, sample.top_p, sample.min_p, sample.seed, sample.sample_index)
-            token = self.next_token[row.plan.slot] = draw(value, settings, sample.banned)
+            token = draw(value, settings, sample.banned)
         top = list(range(sample.num_top))
         is_finite = row.plan.request_id not in self.not_finite
         return SampleOutput(token, score(value, token), 1, is_finite, top, [0.0] * len(top))

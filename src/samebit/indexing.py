@@ -18,6 +18,7 @@ from samebit.kernels.values import (
     INDEX_RESULTS,
     AttnIndex,
     ConvIndex,
+    DraftIndex,
     IndexFields,
     IndexSizes,
     KvIndex,
@@ -33,8 +34,7 @@ class StepIndex:
 
     `token_ids` [T] int32, `positions` [T] int64, `num_tokens` [1] int32 (tokens beyond it are padding); `conv` for every
     stream; `kv[g]` and `attn[g]` for page group g; `sample_tokens` [L] int64 is the token whose hidden state each logits
-    row uses, `sample_slots` [L] int64 the slot that keeps what it draws (0: it draws nothing), `sampling` its columns;
-    `rows_intact` [B] bool.
+    row uses, `sampling` its columns; `drafts` says which tokens are guesses; `rows_intact` [B] bool.
     """
 
     token_ids: Tensor
@@ -44,8 +44,8 @@ class StepIndex:
     kv: tuple[KvIndex, ...]
     attn: tuple[AttnIndex, ...]
     sample_tokens: Tensor
-    sample_slots: Tensor
     sampling: SampleColumns
+    drafts: DraftIndex
     rows_intact: Tensor
 
 
@@ -58,6 +58,7 @@ class IndexBuffer:
         self._tables = [
             tables.length,
             tables.next_token,
+            tables.drafts,
             tables.ring_tags,
             pools.row_tags,
             *tables.page_table,
@@ -99,7 +100,6 @@ def _step_index(inputs: StaticInputs, results: list[Tensor], page_table: tuple[T
         kv=tuple(KvIndex(per_group[g], per_group[len(groups) + g], tags) for g in groups),
         attn=tuple(AttnIndex(query_start, found["row_start"], inputs.row_slots, page_table[g]) for g in groups),
         sample_tokens=found["sample_tokens"],
-        sample_slots=found["sample_slots"],
         sampling=SampleColumns(
             temperature=inputs.sample_temperature,
             top_k=inputs.sample_top_k,
@@ -109,6 +109,14 @@ def _step_index(inputs: StaticInputs, results: list[Tensor], page_table: tuple[T
             sample_index=inputs.sample_indices,
             position=found["sample_positions"],
             target=inputs.sample_targets,
+        ),
+        drafts=DraftIndex(
+            token_ids=found["token_ids"],
+            query_start=query_start,
+            row_slots=inputs.row_slots,
+            row_start=found["row_start"],
+            row_drafts=inputs.row_drafts,
+            row_first_draw=inputs.row_first_draw,
         ),
         rows_intact=found["rows_intact"],
     )
@@ -143,4 +151,5 @@ def _sizes(geometry: StateGeometry) -> IndexSizes:
         ring_origin=geometry.ring_base(0),
         snapshot_origin=geometry.snapshot_base(0),
         page_size=geometry.page_size,
+        max_drafts=geometry.max_drafts,
     )

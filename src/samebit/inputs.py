@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samebit.core.plan import BatchPlan, owner_tag
+from samebit.core.plan import DRAW, BatchPlan, owner_tag
 
 # Far below any logit, yet finite: an infinity marks a logits row as broken.
 BANNED_LOGIT = -1e30
@@ -57,8 +57,9 @@ class StaticInputs:
 
     Tokens: `token_ids` [T] int32 (ignored where the row continues from the device's words).
     Rows: `query_start` [B+1] int32 (padding rows are empty), `row_slots` [B] int32, `row_start` [B] int64 and
-    `row_continues` [B] int32 (1: start and token come from the slot's words), `row_tags` [B] int64 (owner tag of this
-    step), `row_resume` [B] int32 (snapshot, 0: none), `row_resume_tag` [B] int64.
+    `row_continues` [B] int32 (1: start and tokens come from the slot's words), `row_drafts` [B] int32 (how many of the
+    last tokens are drafts), `row_first_draw` [B] int32 (the first logits row that draws for it, -1: none), `row_tags` [B]
+    int64 (owner tag of this step), `row_resume` [B] int32 (snapshot, 0: none), `row_resume_tag` [B] int64.
     Logits rows: `sample_rows`, `sample_offsets`, `sample_targets`, `sample_top_k`, `sample_indices` [L] int32,
     `sample_temperature`, `sample_top_p`, `sample_min_p` [L] float32, `sample_seeds` [L] int64.
     Bans: `ban_samples`, `ban_tokens` [N] int32, `ban_logits` [N] float32 is added to that logit before the draw.
@@ -70,6 +71,8 @@ class StaticInputs:
     token_ids: Tensor
     row_slots: Tensor
     row_continues: Tensor
+    row_drafts: Tensor
+    row_first_draw: Tensor
     row_resume: Tensor
     sample_rows: Tensor
     sample_offsets: Tensor
@@ -99,8 +102,7 @@ class StaticInputs:
 
 _WIDE = {"row_start", "row_tags", "row_resume_tag", "sample_seeds", "entry_boundaries", "entry_tags", "delta_stamps"}
 _REAL = {"ban_logits", "sample_temperature", "sample_top_p", "sample_min_p"}
-# An inert logits row scores a token: a drawn one would be kept for its batch row's slot.
-_INERT = {"sample_targets": 0, "sample_top_p": 1.0}
+_INERT = {"row_first_draw": -1, "sample_top_p": 1.0}
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -165,20 +167,24 @@ class InputBuffer:
     def _fill_rows(self, plan: BatchPlan) -> None:
         host, start, rows = self._host, 0, []
         host["query_start"].fill(plan.num_tokens)
-        for row in plan.rows:
+        drawn = [number for number, sample in enumerate(plan.samples) if sample.target == DRAW]
+        first_draw = {plan.samples[number].row: number for number in reversed(drawn)}
+        for number, row in enumerate(plan.rows):
             ids, count = row.token_ids, row.num_tokens
             if ids:
                 assert len(ids) == count, "a row names all its tokens or none"
                 host["token_ids"][start : start + count] = ids
             tag = owner_tag(plan.step, row.owner)
             continues = count > 0 and not ids
-            rows.append((start, row.slot, continues, row.start, tag, row.resume_snapshot, row.resume_tag))
+            drafts = (row.num_drafts, first_draw.get(number, -1))
+            rows.append((start, row.slot, continues, *drafts, row.start, tag, row.resume_snapshot, row.resume_tag))
             start += count
         _put_columns(host, _ROW_FIELDS, rows)
 
 
 _ROW_FIELDS = (
-    "query_start", "row_slots", "row_continues", "row_start", "row_tags", "row_resume", "row_resume_tag"
+    "query_start", "row_slots", "row_continues", "row_drafts", "row_first_draw",
+    "row_start", "row_tags", "row_resume", "row_resume_tag",
 )  # fmt: skip
 _SAMPLE_FIELDS = {
     "rows": "row",

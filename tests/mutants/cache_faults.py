@@ -32,9 +32,9 @@ CACHE_MUTANTS = [
         ("vLLM PR #37152", "sglang PR #34043"),
         (
             edit(
-                SCHEDULER + "_commit_row",
-                "if usable and output.pages_intact[index] and output.rows_written[index]:",
-                "if usable:",
+                SCHEDULER + "_publish",
+                "if is_usable and not is_past and output.pages_intact[index] and output.rows_written[index]:",
+                "if is_usable and not is_past:",
             ),
         ),
         "losses",
@@ -138,7 +138,7 @@ CACHE_MUTANTS = [
         "a snapshot id is a slot id",
         "A row resumes from the snapshot that has the number of its slot.",
         (),
-        (edit(PLANNING + "_plan_row", "resume.snapshot, resume.tag", "row.state.slot, resume.tag"),),
+        (edit(PLANNING + "_plan_row", "resume is None else resume.snapshot", "resume is None else row.state.slot"),),
         "hits",
         "damaged",
     ),
@@ -149,8 +149,8 @@ CACHE_MUTANTS = [
         (
             edit(
                 PLANNING + "_plan_row",
-                "row.state.slot, row.state.owner",
-                "max(1, row.state.slot // 2), row.state.owner",
+                "slot=row.state.slot",
+                "slot=max(1, row.state.slot // 2)",
             ),
         ),
         "answers",

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from samebit.kernels.native.build import host_isas, load_library
-from samebit.kernels.values import INDEX_RESULTS, SINK_ROW, IndexFields
+from samebit.kernels.values import INDEX_RESULTS, INDEX_TABLES, SINK_ROW, IndexFields
 from tests.mutants.edits import wrap
 
 FILL = "inputs:InputBuffer.fill"
@@ -35,7 +35,9 @@ def read_former_tenant(fields, tables, found, sizes):
     ring = sizes.ring_origin + slot * sizes.ring_length + torch.arange(sizes.history)
     fresh = (found["read_rows"] == 0) & (slot > 0)
     found["read_rows"].copy_(torch.where(fresh, ring.int(), found["read_rows"]))
-    found["read_tags"].copy_(torch.where(fresh, tables[3][0][found["read_rows"].long()], found["read_tags"]))
+    found["read_tags"].copy_(
+        torch.where(fresh, tables[INDEX_TABLES.index("row_tags")][0][found["read_rows"].long()], found["read_tags"])
+    )
 
 
 def do_not_store(fields, tables, found, sizes):
@@ -64,8 +66,20 @@ def sample_the_token_before(fields, tables, found, sizes):
     found["sample_tokens"].sub_(1).clamp_(min=0)
 
 
-def swap_kept_slots(fields, tables, found, sizes):
-    found["sample_slots"].copy_(found["sample_slots"].flip(0))
+def swap_kept_draws(original, kernels, drawn, index, length, next_token, max_drafts):
+    """What rows drew is kept for each other's slots."""
+    drawing = index.row_first_draw >= 0
+    swapped = index.row_slots.clone()
+    swapped[drawing] = index.row_slots[drawing].flip(0)
+    lengths = length.clone()
+    original(kernels, drawn, replace(index, row_slots=swapped), lengths, next_token, max_drafts)
+    return original(kernels, drawn, index, length, next_token.clone(), max_drafts)
+
+
+def do_not_count(original, kernels, drawn, index, length, next_token, max_drafts):
+    original(kernels, drawn, index, length.clone(), next_token, max_drafts)
+    length[index.row_slots.long()] = index.row_start.long()
+    return torch.zeros_like(index.row_slots)
 
 
 def believe_histories(fields, tables, found, sizes):

@@ -156,7 +156,7 @@ ID_MUTANTS = [
         "a refused checkpoint keeps its snapshot",
         "Where the device did not acknowledge a checkpoint, its snapshot is not given back.",
         ("sglang PR #12693",),
-        (edit(SCHEDULER + "_commit_row", "self._manager.discard(pending)", "pass"),),
+        (edit(SCHEDULER + "_publish", "self._manager.discard(pending)", "pass"),),
         "losses",
         "references differ",
     ),

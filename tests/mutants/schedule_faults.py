@@ -13,7 +13,7 @@ SCHEDULE_MUTANTS = [
         "a last chunk of one token is a decode",
         "What a row is, is told from its length: a prompt token is taken from the device's words.",
         ("vLLM #49918",),
-        (edit(PLANNING + "_plan_row", "[] if sequence.drew_last else", "[] if row.num_tokens == 1 else"),),
+        (edit(PLANNING + "_plan_row", "[] if sequence.drew_last and", "[] if row.num_tokens == 1 and"),),
         "answers",
         "token_ids",
     ),
@@ -32,8 +32,8 @@ SCHEDULE_MUTANTS = [
         (
             edit(
                 SCHEDULER + "_running_row",
-                "return PlannedRow(sequence, state, state.length, num_tokens)",
-                "return PlannedRow(sequence, state, max(0, state.length - (num_tokens > 1)), num_tokens)",
+                "return PlannedRow(sequence, state, state.length, num_tokens,",
+                "return PlannedRow(sequence, state, max(0, state.length - (num_tokens > 1)), num_tokens,",
             ),
         ),
         "hits",
@@ -140,8 +140,8 @@ SCHEDULE_MUTANTS = [
         (
             edit(
                 PLANNING + "_plan_samples",
-                "if sequence.num_output < params.min_tokens else []",
-                "if sequence.num_output <= params.min_tokens else []",
+                "if sequence.num_output + ahead < params.min_tokens else []",
+                "if sequence.num_output + ahead <= params.min_tokens else []",
             ),
         ),
         "answers",

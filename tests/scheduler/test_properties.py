@@ -70,10 +70,13 @@ class EngineMachine(RuleBasedStateMachine):
         interval=st.sampled_from([8, 4, 16]),
         enable_caching=st.sampled_from([True] * 5 + [False]),
         order_seed=st.integers(0, 100),
+        max_drafts=st.sampled_from([1, 3, 7]),
+        accepts=st.sampled_from([(), (), (0,), (9,), (1, 0, 2), (3, 9, 0), (2, 7, 1, 0)]),
     )
-    def set_up(self, layout, pools, schedule, **options):
+    def set_up(self, layout, pools, schedule, max_drafts, **options):
         counts = (pools["num_pages"],) * len(layout["windows"])
-        geometry = make_geometry(**layout, **(pools | {"num_pages": counts, "max_length": MAX_LENGTH}))
+        sizes = {"num_pages": counts, "max_length": MAX_LENGTH, "max_drafts": max_drafts}
+        geometry = make_geometry(**layout, **(pools | sizes))
         self.world = World(geometry, schedule=schedule, **options)
 
     @rule(

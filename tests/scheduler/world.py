@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from samebit.core.config import EngineConfig, Schedule
@@ -13,7 +13,7 @@ from samebit.scheduler.sequence import Progress
 from samebit.state.layout import StateGeometry
 from samebit.state.manager import StateManager
 from samebit.state.prefix_tree import Checkpoint
-from tests.fakes import Answer, ColdModel, FakeRunner, answer, make_geometry
+from tests.fakes import VOCAB, Answer, ColdModel, FakeRunner, answer, make_geometry
 
 EOS = 3
 
@@ -35,6 +35,21 @@ class Watched:
         return [token for token, _ in self.outputs]
 
 
+class ForcedDrafts:
+    """A proposer that knows the answer, and has `accepts[i]` right guesses in its i-th proposal before a wrong one."""
+
+    def __init__(self, answers: dict[str, Watched], request: Request, accepts: Sequence[int]) -> None:
+        self._answers, self._request, self._accepts = answers, request, accepts
+        self._num_calls = 0
+
+    def propose(self, token_ids: list[int], limit: int) -> list[int]:
+        count = self._accepts[self._num_calls % len(self._accepts)]
+        self._num_calls += 1
+        wanted = self._answers[self._request.request_id].wanted
+        right = [token for token, _ in wanted.outputs][len(token_ids) - len(self._request.prompt_token_ids) :]
+        return [*right[:count], *((token + 1) % VOCAB for token in right[count:])][:limit]
+
+
 class World:
     """Owner of scheduler, manager and device. With `exact` off, faults are expected and device bytes are not compared."""
 
@@ -47,6 +62,7 @@ class World:
         schedule: Schedule | None = None,
         enable_caching: bool = True,
         order_seed: int | None = 0,
+        accepts: Sequence[int] = (),
     ) -> None:
         self.geometry = geometry or make_geometry()
         config = EngineConfig(
@@ -57,7 +73,8 @@ class World:
             schedule=schedule or Schedule(),
         )
         self.manager = StateManager(self.geometry, enable_caching=enable_caching, order_seed=order_seed)
-        self.scheduler = Scheduler(config, self.manager, self.geometry.max_length)
+        drafter = (lambda request: ForcedDrafts(self.requests, request, accepts)) if accepts else None
+        self.scheduler = Scheduler(config, self.manager, self.geometry.max_length, drafter)
         self.runner = FakeRunner(self.geometry)
         self.plan: BatchPlan | None = None
         self.requests: dict[str, Watched] = {}

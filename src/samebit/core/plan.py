@@ -47,9 +47,10 @@ def _signed(word: int) -> int:
 class PlanRow(msgspec.Struct, frozen=True, array_like=True):
     """One sequence's share of a step: tokens at positions `start .. start + num_tokens - 1`.
 
-    `token_ids` has `num_tokens` ids, or is empty where the device continues from its own words for the slot (length and
-    last drawn token). `num_tokens` 0 publishes only. `resume_snapshot` names the checkpoint whose conv rows precede
-    `start`; NO_SNAPSHOT means the slot's ring. `owner` is the sequence's number, never used twice.
+    `token_ids` has `num_tokens` ids, or is empty where the device continues from its own words for the slot (length,
+    last drawn token, drafts). The last `num_drafts` of the tokens are guesses; they stay as far as the target draws the
+    same. `num_tokens` 0 publishes only. `resume_snapshot` names the checkpoint whose conv rows precede `start`;
+    NO_SNAPSHOT means the slot's ring. `owner` is the sequence's number, never used twice.
     """
 
     request_id: str
@@ -60,6 +61,7 @@ class PlanRow(msgspec.Struct, frozen=True, array_like=True):
     token_ids: list[int]
     resume_snapshot: SnapshotId = NO_SNAPSHOT
     resume_tag: int = 0
+    num_drafts: int = 0
 
 
 class PageDelta(msgspec.Struct, frozen=True, array_like=True):
@@ -87,6 +89,7 @@ class CheckpointEntry(msgspec.Struct, frozen=True, array_like=True):
 class PlanSample(msgspec.Struct, frozen=True, array_like=True):
     """One logits row: the token after token `offset` of batch row `row` is drawn, or `target` is scored (prompt logprobs).
 
+    A batch row with drafts draws after the token before them and after each of them, in order.
     `banned` ids are never drawn (stop tokens before `min_tokens`); logprobs are those of the raw logits all the same.
     """
 
@@ -143,13 +146,15 @@ class SampleOutput(msgspec.Struct, frozen=True, array_like=True):
 class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     """What the device answers: samples in plan order, and what was found intact.
 
-    `rows_intact[b]`: the conv rows that row b read carried the expected tags in every stream. `pages_intact[e]`: every
-    page below entry e's boundary carries the expected stamp in every layer. `rows_written[e]`: entry e's conv rows carry
-    its tag in every stream.
+    `accepted[b]`: how many of row b's drafts, from the first on, are what the target drew there. `rows_intact[b]`: the
+    conv rows that row b read carried the expected tags in every stream. `pages_intact[e]`: every page below entry e's
+    boundary carries the expected stamp in every layer. `rows_written[e]`: entry e's conv rows carry its tag in every
+    stream.
     """
 
     step: int
     samples: list[SampleOutput]
+    accepted: list[int]
     rows_intact: list[bool]
     pages_intact: list[bool]
     rows_written: list[bool]

@@ -18,6 +18,8 @@ _CONV_INDEX = (
 )
 SCHEMAS: Mapping[str, str] = {
     "step_index": "(Tensor[] fields, Tensor(a!)[] tables, Tensor(b!)[] results, int[] sizes) -> ()",
+    "accept": "(Tensor drawn, Tensor token_ids, Tensor query_start, Tensor row_slots, Tensor row_start, Tensor row_drafts, "
+    "Tensor row_first_draw, Tensor(a!) length, Tensor(b!) next_token, int max_drafts) -> Tensor",
     "linear": "(Tensor x, Tensor weight, int num_out, int threads) -> Tensor",
     "rms_norm": "(Tensor x, Tensor gain, float eps, int threads) -> Tensor",
     "swiglu": "(Tensor z, int threads) -> Tensor",
@@ -58,6 +60,7 @@ def _shapes_only(name: str) -> Callable[..., Any]:
 
     functions: dict[str, Callable[..., Any]] = {
         "step_index": lambda *_: None,
+        "accept": lambda drawn, token_ids, query_start, row_slots, *_: row_slots.new_empty(row_slots.shape),
         "linear": lambda x, weight, num_out, threads: x.new_empty(x.shape[0], num_out),
         "swiglu": lambda z, threads: z.new_empty(z.shape[0], z.shape[1] // 2),
         "write_kv": lambda *_: None,

@@ -17,7 +17,16 @@ from samebit.kernels import torch_set
 from samebit.kernels.native import bindings
 from samebit.kernels.native.build import NativeUnavailableError, host_isas, load_library
 from samebit.kernels.ops import operators
-from samebit.kernels.values import AttnIndex, ConvIndex, IndexSizes, KvIndex, Packed, PackedExperts, SampleColumns
+from samebit.kernels.values import (
+    AttnIndex,
+    ConvIndex,
+    DraftIndex,
+    IndexSizes,
+    KvIndex,
+    Packed,
+    PackedExperts,
+    SampleColumns,
+)
 
 _log = logging.getLogger(__name__)
 KernelKind = Literal["auto", "native", "torch"]
@@ -68,6 +77,18 @@ class KernelSet:
         kernels are going to write. What a row reads from is decided before that.
         """
         self._ops.step_index(fields, tables, results, sizes)
+
+    def accept(self, drawn: Tensor, ix: DraftIndex, length: Tensor, next_token: Tensor, max_drafts: int) -> Tensor:
+        """How many of each batch row's drafts, from the first on, equal what was drawn for their places: [B] int32.
+
+        ``drawn`` [L] int32 are the logits rows' tokens. Each row's slot gets its new ``length``, which counts the accepted
+        drafts, and, if anything was drawn for it, its ``next_token``: what was drawn after the last accepted draft.
+        """
+        accepted: Tensor = self._ops.accept(
+            drawn, ix.token_ids, ix.query_start, ix.row_slots, ix.row_start, ix.row_drafts, ix.row_first_draw,
+            length, next_token, max_drafts,
+        )  # fmt: skip
+        return accepted
 
     def linear(self, x: Tensor, w: Packed) -> Tensor:
         """``x`` [T, K] times the transposed weight: [T, N]."""

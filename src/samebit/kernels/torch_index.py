@@ -17,6 +17,7 @@ TAG_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
 class _Tables(NamedTuple):
     length: Tensor
     next_token: Tensor
+    drafts: Tensor
     ring_tags: Tensor
     row_tags: Tensor
     page_table: list[Tensor]
@@ -60,7 +61,7 @@ def index_results(fields: list[Tensor], tables: list[Tensor], sizes: IndexSizes)
         *(((rows, history), dtype) for dtype in (narrow, wide, narrow, wide)),
         ((rows,), torch.bool),
         *(((entries, history), dtype) for dtype in (narrow, wide, narrow)),
-        *(((samples,), wide) for _ in range(3)),
+        *(((samples,), wide) for _ in range(2)),
         *(((tokens,), narrow) for _ in range(2 * groups)),
     ]
     return [fields[0].new_empty(shape, dtype=dtype) for shape, dtype in shapes]
@@ -74,7 +75,9 @@ def step_index(fields: list[Tensor], tables: list[Tensor], results: list[Tensor]
     start = torch.where(f.row_continues != 0, t.length[slot], f.row_start)
     rows = _Rows(slot, start, f.row_resume.long())
     tokens = _tokens(f, rows)
-    ids = torch.where((f.row_continues[tokens.row] != 0) & tokens.live, t.next_token[tokens.slot], f.token_ids)
+    words = torch.cat([t.next_token[:, None], t.drafts], dim=1)
+    offset = (tokens.position - start[tokens.row]).clamp(0, words.shape[1] - 1)
+    ids = torch.where((f.row_continues[tokens.row] != 0) & tokens.live, words[tokens.slot, offset], f.token_ids)
     read_rows, read_tags, store_rows, store_tags = _row_addresses(f, t, s, rows)
     intact = (t.row_tags[:, read_rows] == read_tags).all(dim=2).all(dim=0)
     write_rows = _write_rows(f, s, tokens)
@@ -88,7 +91,6 @@ def step_index(fields: list[Tensor], tables: list[Tensor], results: list[Tensor]
         *(read_rows.int(), read_tags, store_rows.int(), store_tags, intact),
         *entries,
         f.query_start[sample_row].long() + f.sample_offsets,
-        torch.where(f.sample_targets < 0, slot[sample_row], 0),
         start[sample_row] + f.sample_offsets + 1,
         *(slots for slots, _ in pages),
         *(completed for _, completed in pages),
@@ -99,11 +101,10 @@ def step_index(fields: list[Tensor], tables: list[Tensor], results: list[Tensor]
 
 
 def _named(fields: list[Tensor], tables: list[Tensor]) -> tuple[IndexFields, _Tables]:
-    length, next_token, ring_tags, row_tags = tables[: len(INDEX_TABLES)]
+    words = dict(zip(INDEX_TABLES, tables, strict=False))
     paged = tables[len(INDEX_TABLES) :]
     half = len(paged) // 2
-    named = _Tables(length, next_token, ring_tags, row_tags, page_table=paged[:half], page_stamps=paged[half:])
-    return IndexFields(*fields), named
+    return IndexFields(*fields), _Tables(**words, page_table=paged[:half], page_stamps=paged[half:])
 
 
 def _apply_page_deltas(f: IndexFields, t: _Tables) -> None:
@@ -142,7 +143,7 @@ def _history_rows(
     before = position < 0
     found = torch.where(before, ZERO_ROW, _ring_rows(s, slots, position))
     # A position that the ring has left behind shares its row with a later one, whose tag must not pass for its own.
-    is_gone = position < t.length[slots] - s.ring_length
+    is_gone = position < t.length[slots] + s.max_drafts - s.ring_length
     tags = torch.where(before, 0, t.ring_tags[slots, position % s.ring_length] ^ is_gone.long())
     resumes = resume > 0
     return torch.where(resumes, from_snapshot, found), torch.where(resumes, f.row_resume_tag[row][:, None], tags)
@@ -190,7 +191,7 @@ def _page_addresses(table: Tensor, s: IndexSizes, tokens: _Tokens) -> tuple[Tens
 def _record_writes(
     f: IndexFields, t: _Tables, s: IndexSizes, rows: _Rows, tokens: _Tokens, store_rows: Tensor, write_rows: Tensor
 ) -> None:
-    """Lengths, ring tags and page stamps as they must be once the step's kernels have run; slot 0 takes what is unwanted."""
+    """Ring tags and page stamps as they must be once the step's kernels have run; slot 0 takes what is unwanted."""
     position = rows.start[:, None] + _history(s, rows.slot)
     stored = torch.where(store_rows != SINK_ROW, rows.slot[:, None], 0)
     t.ring_tags[stored, position % s.ring_length] = f.row_tags[:, None] + position * TAG_STEP
@@ -200,4 +201,29 @@ def _record_writes(
     where = (torch.where(completes, tokens.slot, 0), torch.where(completes, tokens.position // s.page_size, 0))
     for stamps in t.page_stamps:
         stamps[where] = tokens.tag
-    t.length[rows.slot] = rows.start + f.query_start.diff()
+
+
+def accept(
+    drawn: Tensor,
+    token_ids: Tensor,
+    query_start: Tensor,
+    row_slots: Tensor,
+    row_start: Tensor,
+    row_drafts: Tensor,
+    row_first_draw: Tensor,
+    length: Tensor,
+    next_token: Tensor,
+    max_drafts: int,
+) -> Tensor:
+    slot, end = row_slots.long(), query_start[1:]
+    ahead = torch.arange(max_drafts, device=drawn.device)
+    guess = (end - row_drafts)[:, None] + ahead
+    answer = row_first_draw[:, None] + ahead
+    is_draft = ahead < row_drafts[:, None]
+    same = token_ids[torch.where(is_draft, guess, 0)] == drawn[torch.where(is_draft, answer, 0)]
+    accepted = (same & is_draft).int().cumprod(dim=1).sum(dim=1)
+    length[slot] = row_start.long() + query_start.diff() - row_drafts + accepted
+    draws = row_first_draw >= 0
+    last = drawn[torch.where(draws, row_first_draw + accepted, 0)]
+    next_token[torch.where(draws, slot, 0)] = last
+    return accepted.int()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from samebit.kernels import exact
-from samebit.kernels.torch_index import step_index
+from samebit.kernels.torch_index import accept, step_index
 from samebit.kernels.torch_sampling import sample, top_logprobs
 
 QUERY_BLOCK = 64
@@ -218,6 +218,7 @@ def embedding(ids: Tensor, table: Tensor, threads: int) -> Tensor:
 
 IMPLEMENTATIONS: dict[str, Any] = {
     "step_index": step_index,
+    "accept": accept,
     "linear": linear,
     "rms_norm": rms_norm,
     "swiglu": swiglu,

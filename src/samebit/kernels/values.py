@@ -98,6 +98,27 @@ class AttnIndex:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftIndex:
+    """Which of the step's tokens are drafts, and what is drawn in their places.
+
+    ``token_ids`` [T] int32; ``query_start`` [B+1], ``row_slots``, ``row_start`` [B] int32. The last ``row_drafts`` [B]
+    int32 tokens of a batch row are drafts; logits row ``row_first_draw`` [B] int32 (-1: none) draws in place of the
+    first, the next in place of the second, and one more after the last.
+    """
+
+    token_ids: Tensor
+    query_start: Tensor
+    row_slots: Tensor
+    row_start: Tensor
+    row_drafts: Tensor
+    row_first_draw: Tensor
+
+    def __post_init__(self) -> None:
+        check_dense(torch.int32, self.token_ids, self.query_start, self.row_slots, self.row_start)
+        check_dense(torch.int32, self.row_drafts, self.row_first_draw)
+
+
+@dataclass(frozen=True, slots=True)
 class SampleColumns:
     """Sampling settings per logit row; the meaning is in ``KernelSet.sample``.
 
@@ -156,7 +177,6 @@ class IndexFields(NamedTuple):
     entry_boundaries: Tensor
     sample_rows: Tensor
     sample_offsets: Tensor
-    sample_targets: Tensor
     delta_groups: Tensor
     delta_slots: Tensor
     delta_indices: Tensor
@@ -164,7 +184,7 @@ class IndexFields(NamedTuple):
     delta_stamps: Tensor
 
 
-INDEX_TABLES = ("length", "next_token", "ring_tags", "row_tags")
+INDEX_TABLES = ("length", "next_token", "drafts", "ring_tags", "row_tags")
 """Tables of ``KernelSet.step_index``, in order; then the page table of every group, then the page stamps of every group."""
 
 INDEX_RESULTS = (
@@ -172,7 +192,7 @@ INDEX_RESULTS = (
     "token_ids", "positions", "write_rows", "token_tags",
     "read_rows", "read_tags", "store_rows", "store_tags", "rows_intact",
     "entry_sources", "entry_source_tags", "entry_dest",
-    "sample_tokens", "sample_slots", "sample_positions",
+    "sample_tokens", "sample_positions",
 )  # fmt: skip
 """Results of ``KernelSet.step_index``, in order; then every group's write slots, then every group's completed pages."""
 
@@ -181,7 +201,8 @@ class IndexSizes(NamedTuple):
     """Constants of a pool's addresses.
 
     Slot s has the ring rows ``ring_origin + s * ring_length + position % ring_length``, snapshot i the ``history`` rows
-    from ``snapshot_origin + i * history``.
+    from ``snapshot_origin + i * history``. A slot has at most ``max_drafts`` drafts, which may have been written past its
+    length.
     """
 
     history: int
@@ -189,3 +210,4 @@ class IndexSizes(NamedTuple):
     ring_origin: int
     snapshot_origin: int
     page_size: int
+    max_drafts: int

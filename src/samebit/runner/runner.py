@@ -118,6 +118,7 @@ def _read_back(plan: BatchPlan, result: StepTensors) -> StepOutput:
     return StepOutput(
         plan.step,
         samples,
+        result.accepted[: len(plan.rows)].tolist(),
         result.rows_intact[: len(plan.rows)].tolist(),
         result.pages_intact[: len(plan.entries)].tolist(),
         result.rows_written[: len(plan.entries)].tolist(),

@@ -21,8 +21,8 @@ LOGITS_SLICE = 512
 class StepTensors:
     """Results on the device.
 
-    Per logits row `tokens`, `logprobs`, `ranks`, `finite` [L] and `top_ids`, `top_logprobs` [L, N]; `rows_intact` [B],
-    `pages_intact` and `rows_written` [E] as in StepOutput.
+    Per logits row `tokens`, `logprobs`, `ranks`, `finite` [L] and `top_ids`, `top_logprobs` [L, N]; `accepted`,
+    `rows_intact` [B], `pages_intact` and `rows_written` [E] as in StepOutput.
     """
 
     tokens: Tensor
@@ -31,6 +31,7 @@ class StepTensors:
     finite: Tensor
     top_ids: Tensor
     top_logprobs: Tensor
+    accepted: Tensor
     rows_intact: Tensor
     pages_intact: Tensor
     rows_written: Tensor
@@ -44,11 +45,12 @@ def run_step(
     pools: StatePools,
     bucket: Bucket,
 ) -> StepTensors:
-    """Forward all tokens, draw or score every logits row, note the drawn tokens per slot, compare all tags."""
+    """Forward all tokens, draw or score every logits row, accept drafts, compare all tags."""
     index = addresses.fill(kernels)
     hidden = model.forward(index, pools).index_select(0, index.sample_tokens)
     tokens, logprobs, ranks, finite, top_ids, top_logprobs = _sample(model, kernels, hidden, inputs, index, bucket)
-    _keep_drawn(index, pools, tokens)
+    tables = pools.tables
+    accepted = kernels.accept(tokens, index.drafts, tables.length, tables.next_token, pools.geometry.max_drafts)
     pages_intact, rows_written = acknowledge(inputs, index, pools)
     return StepTensors(
         tokens=tokens,
@@ -57,6 +59,7 @@ def run_step(
         finite=finite,
         top_ids=top_ids,
         top_logprobs=top_logprobs,
+        accepted=accepted,
         rows_intact=index.rows_intact,
         pages_intact=pages_intact,
         rows_written=rows_written,
@@ -104,8 +107,3 @@ def _draw_unbanned(
     barred = logits.index_put(where, torch.where(mine, inputs.ban_logits, 0.0), accumulate=True)
     drawn = kernels.sample(barred, columns)[0]
     return replace(columns, target=torch.where(columns.target < 0, drawn, columns.target))
-
-
-def _keep_drawn(index: StepIndex, pools: StatePools, tokens: Tensor) -> None:
-    """Each slot's drawn token, for the step that continues from it; scored rows go to slot 0."""
-    pools.tables.next_token[index.sample_slots] = tokens

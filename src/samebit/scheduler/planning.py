@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from samebit.core.config import Schedule
-from samebit.core.plan import DRAW, BatchPlan, CheckpointEntry, PlanRow, PlanSample, owner_tag
+from samebit.core.plan import DRAW, NO_SNAPSHOT, BatchPlan, CheckpointEntry, PlanRow, PlanSample, owner_tag
 from samebit.scheduler.sequence import Sequence, Status
 from samebit.state.manager import PendingCheckpoint, SequenceState, StateManager
 from samebit.state.prefix_tree import CheckpointKind
@@ -18,15 +18,16 @@ from samebit.state.prefix_tree import CheckpointKind
 class PlannedRow:
     """A sequence's share of a step, and where the plan asks for its parts.
 
-    `state` is the sequence's state when it was planned. `pending` pairs an entry's index with its checkpoint;
-    `resume_entry` is the index of the entry that compares a resumed state's pages; `first_sample` and `targets` say
-    which logits rows are its own (a target of DRAW is the new token).
+    `state` is the sequence's state when it was planned. `drafts` are the guessed tokens at the row's end. `pending` pairs
+    an entry's index with its checkpoint; `resume_entry` is the index of the entry that compares a resumed state's pages;
+    `first_sample` and `targets` say which logits rows are its own (a target of DRAW is a new token).
     """
 
     sequence: Sequence
     state: SequenceState
     start: int
     num_tokens: int
+    drafts: list[int] = field(default_factory=list)
     pending: list[tuple[int, PendingCheckpoint]] = field(default_factory=list)
     resume_entry: int | None = None
     first_sample: int = 0
@@ -116,13 +117,21 @@ def _shared_length(one: list[int], other: list[int], limit: int) -> int:
 
 def _plan_row(row: PlannedRow) -> PlanRow:
     sequence, start = row.sequence, row.start
-    end = start + row.num_tokens
+    known = sequence.token_ids[start : start + row.num_tokens]
+    # The device has what it drew last; only guesses of the host are new to it.
+    token_ids = [] if sequence.drew_last and not row.drafts else [*known, *row.drafts]
     resume = row.state.resume
-    token_ids = [] if sequence.drew_last else sequence.token_ids[start:end]
-    place = (sequence.request.request_id, row.state.slot, row.state.owner, start, row.num_tokens, token_ids)
-    if resume is None:
-        return PlanRow(*place)
-    return PlanRow(*place, resume.snapshot, resume.tag)
+    return PlanRow(
+        request_id=sequence.request.request_id,
+        slot=row.state.slot,
+        owner=row.state.owner,
+        start=start,
+        num_tokens=row.num_tokens,
+        token_ids=token_ids,
+        resume_snapshot=NO_SNAPSHOT if resume is None else resume.snapshot,
+        resume_tag=0 if resume is None else resume.tag,
+        num_drafts=len(row.drafts),
+    )
 
 
 def _boundaries(row: PlannedRow, interval: int, page_size: int) -> list[tuple[int, CheckpointKind]]:
@@ -141,8 +150,9 @@ def _boundaries(row: PlannedRow, interval: int, page_size: int) -> list[tuple[in
 
 
 def _plan_samples(row: PlannedRow, number: int) -> list[PlanSample]:
-    """Logits rows: prompt tokens to score, and the draw if the row reaches the sequence's last token."""
-    sequence, start, end = row.sequence, row.start, row.start + row.num_tokens
+    """Logits rows: prompt tokens to score; draws from the sequence's last token on, if the row reaches it."""
+    sequence, start = row.sequence, row.start
+    end = start + row.num_tokens - len(row.drafts)
     if not row.num_tokens:
         return []
     params = sequence.request.params
@@ -152,8 +162,9 @@ def _plan_samples(row: PlannedRow, number: int) -> list[PlanSample]:
         last = min(end + 1, sequence.num_prompt)
         wanted += [(i - 1 - start, sequence.token_ids[i], params.prompt_logprobs, []) for i in range(first, last)]
     if end == len(sequence.token_ids):
-        banned = sorted(sequence.stop_ids) if sequence.num_output < params.min_tokens else []
-        wanted.append((row.num_tokens - 1, DRAW, params.logprobs or 0, banned))
+        for ahead in range(len(row.drafts) + 1):
+            banned = sorted(sequence.stop_ids) if sequence.num_output + ahead < params.min_tokens else []
+            wanted.append((end - 1 - start + ahead, DRAW, params.logprobs or 0, banned))
     return [
         PlanSample(
             number,

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import takewhile
+
+import msgspec
 
 from samebit.core.config import EngineConfig
 from samebit.core.errors import InvalidRequestError, PromptTooLongError
@@ -23,6 +26,7 @@ from samebit.scheduler.planning import (
     write_plan,
 )
 from samebit.scheduler.sequence import Progress, Sequence, Status
+from samebit.speculative.host import HostDrafter
 from samebit.state.manager import StateManager
 
 
@@ -34,13 +38,22 @@ class Counters:
     num_published: int = 0
     num_refused_checkpoints: int = 0
     num_damaged_resumes: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class Scheduler:
-    """Owner of all sequences. `max_length` is the most tokens a request may have, prompt and output."""
+    """Owner of all sequences. `max_length` is the most tokens a request may have, prompt and output.
 
-    def __init__(self, config: EngineConfig, manager: StateManager, max_length: int) -> None:
+    `drafter` makes what guesses each sequence's next tokens on the host; a step verifies at most as many of them as the
+    manager's geometry has room for.
+    """
+
+    def __init__(
+        self, config: EngineConfig, manager: StateManager, max_length: int, drafter: HostDrafter | None = None
+    ) -> None:
         self._config = config
+        self._drafter = drafter
         self._manager = manager
         self.max_length = max_length
         self.counters = Counters()
@@ -89,6 +102,7 @@ class Scheduler:
             max_length=num_prompt + wanted if wanted else self.max_length,
             prompt_end=(num_prompt - 1) // size * size,
             stop_ids=frozenset(stop_ids),
+            proposer=self._drafter(request) if self._drafter else None,
         )
         self._sequences[request.request_id] = sequence
         self._waiting.append(sequence)
@@ -110,9 +124,12 @@ class Scheduler:
         self._step += 1
         self._preempt_picked()
         planned: list[PlannedRow] = []
-        for sequence in list(self._running):
+        running = list(self._running)
+        for place, sequence in enumerate(running, start=1):
             room = self._room(planned)
-            row = self._running_row(sequence, room) if room and sequence.status is Status.RUNNING else None
+            # Guesses never take the place of another sequence's next token, nor all room of those that wait.
+            reserve = len(running) - place + (self._config.max_num_batched_tokens // 2 if self._waiting else 0)
+            row = self._running_row(sequence, room, reserve) if room and sequence.status is Status.RUNNING else None
             planned += [row] if row else []
         for sequence in list(self._waiting):
             room = self._room(planned)
@@ -167,16 +184,25 @@ class Scheduler:
             return 0
         return self._config.max_num_batched_tokens - sum(row.num_tokens for row in planned)
 
-    def _running_row(self, sequence: Sequence, room: int) -> PlannedRow | None:
+    def _running_row(self, sequence: Sequence, room: int, reserve: int) -> PlannedRow | None:
         state = sequence.state
         assert state is not None, "a running sequence has state"
-        left = min(room, len(sequence.token_ids) - state.length)
-        wanted = chunk_limit(self._config.schedule, sequence, left)
+        left = len(sequence.token_ids) - state.length
+        drafts = self._drafts(sequence, room - 1 - reserve) if left == 1 else []
+        wanted = chunk_limit(self._config.schedule, sequence, min(room, left + len(drafts)))
         while not (num_tokens := self._manager.grow(state, wanted)):
             if not self._preempt_youngest(sequence):
                 return None
         sequence.num_chunks += 1
-        return PlannedRow(sequence, state, state.length, num_tokens)
+        return PlannedRow(sequence, state, state.length, num_tokens, drafts[: max(0, num_tokens - left)])
+
+    def _drafts(self, sequence: Sequence, room: int) -> list[int]:
+        """Guesses of the tokens behind a sequence's last one, fewer than it may still have."""
+        allowed = sequence.max_length - len(sequence.token_ids) - 1
+        limit = min(room, allowed, self._manager.geometry.max_drafts)
+        if sequence.proposer is None or limit < 1:
+            return []
+        return sequence.proposer.propose(sequence.token_ids, limit)[:limit]
 
     def _awaits_prefix(self, sequence: Sequence) -> bool:
         """Whether a running sequence is about to publish more of this one's tokens than the cache holds now."""
@@ -237,18 +263,19 @@ class Scheduler:
     def _commit_row(self, number: int, row: PlannedRow, output: StepOutput) -> Progress | None:
         sequence, state = row.sequence, row.state
         intact = output.rows_intact[number] and (row.resume_entry is None or output.pages_intact[row.resume_entry])
-        samples = output.samples[row.first_sample : row.first_sample + len(row.targets)]
-        usable = intact and all(sample.is_finite for sample in samples)
         checkpoint = self._manager.unpin(state)
+        rejected = len(row.drafts) - output.accepted[number]
+        samples = output.samples[row.first_sample : row.first_sample + len(row.targets) - rejected]
+        finite = list(takewhile(lambda sample: sample.is_finite, samples))
+        usable = intact and len(finite) == len(samples)
+        progress = None
+        if intact and sequence.status is Status.RUNNING and sequence.finish_reason is None:
+            progress = self._take_samples(sequence, row, finite)
         if usable:
-            self._manager.advance(state, row.start + row.num_tokens, self._step)
-        for index, pending in row.pending:
-            if usable and output.pages_intact[index] and output.rows_written[index]:
-                self._manager.publish(state, sequence.token_ids, pending)
-                self.counters.num_published += 1
-            else:
-                self._manager.discard(pending)
-                self.counters.num_refused_checkpoints += 1
+            # What was accepted behind a stop is no part of the sequence.
+            length = min(row.start + row.num_tokens - rejected, len(sequence.token_ids))
+            self._manager.advance(state, length, self._step)
+        self._publish(row, output, is_usable=usable)
         if sequence.status is Status.PUBLISHING:
             self._drop(sequence)
             return None
@@ -261,29 +288,49 @@ class Scheduler:
             # An unusable step has moved the ring on but not the committed length: nothing is left to publish from.
             (self._end if usable else self._drop)(sequence)
             return None
+        if progress is not None and progress.finish_reason is not None:
+            del self._sequences[sequence.request.request_id]
+            sequence.finish_reason = progress.finish_reason
+            (self._end if usable else self._drop)(sequence)
+            return progress
         if not usable:
-            return self._error(sequence, "the model's logits are not finite")
+            return self._error(sequence, "the model's logits are not finite", progress)
         self._manager.trim(state)
-        return self._take_samples(sequence, row, samples)
+        return progress
+
+    def _publish(self, row: PlannedRow, output: StepOutput, *, is_usable: bool) -> None:
+        """Publish what was acknowledged of a row's checkpoints; one that lies past the accepted drafts never came to be."""
+        for index, pending in row.pending:
+            is_past = is_usable and row.state.length < pending.entry.boundary <= row.start + row.num_tokens
+            if is_usable and not is_past and output.pages_intact[index] and output.rows_written[index]:
+                self._manager.publish(row.state, row.sequence.token_ids, pending)
+                self.counters.num_published += 1
+            else:
+                self._manager.discard(pending)
+                self.counters.num_refused_checkpoints += not is_past
 
     def _take_samples(self, sequence: Sequence, row: PlannedRow, samples: list[SampleOutput]) -> Progress | None:
+        """Fold a row's results into its sequence one by one, up to where it stops."""
         scored: list[TokenLogprobs] = []
         drawn: list[TokenLogprobs] = []
-        for target, sample in zip(row.targets, samples, strict=True):
-            item = TokenLogprobs(sample.token_id, sample.logprob, sample.rank, sample.top_ids, sample.top_logprobs)
-            (drawn if target == DRAW else scored).append(item)
-        sequence.num_scored += len(scored)
-        sequence.drew_last = bool(drawn)
         reason, stop_id = None, None
-        for item in drawn:
+        for target, sample in zip(row.targets, samples, strict=False):
+            item = TokenLogprobs(sample.token_id, sample.logprob, sample.rank, sample.top_ids, sample.top_logprobs)
+            if target != DRAW:
+                scored.append(item)
+                continue
+            drawn.append(item)
             sequence.token_ids.append(item.token_id)
             reason, stop_id = sequence.stop_after(item.token_id)
+            if reason is not None:
+                break
+        sequence.num_scored += len(scored)
+        sequence.drew_last = bool(drawn)
+        if row.drafts:
+            self.counters.num_draft_tokens += len(row.drafts)
+            self.counters.num_accepted_tokens += max(0, len(drawn) - 1)
         if not (scored or drawn):
             return None
-        if reason is not None:
-            del self._sequences[sequence.request.request_id]
-            sequence.finish_reason = reason
-            self._end(sequence)
         return Progress(
             request_id=sequence.request.request_id,
             tokens=drawn,
@@ -338,8 +385,10 @@ class Scheduler:
             sequence.status = Status.WAITING
             self._waiting.appendleft(sequence)
 
-    def _error(self, sequence: Sequence, error: str) -> Progress:
+    def _error(self, sequence: Sequence, error: str, progress: Progress | None = None) -> Progress:
+        """End a request with an error; `progress` is what it gained before."""
         sequence.finish_reason = "error"
         del self._sequences[sequence.request.request_id]
         self._drop(sequence)
-        return Progress(request_id=sequence.request.request_id, finish_reason="error", error=error)
+        gained = progress or Progress(request_id=sequence.request.request_id)
+        return msgspec.structs.replace(gained, finish_reason="error", error=error)

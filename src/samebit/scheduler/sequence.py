@@ -8,6 +8,7 @@ from enum import Enum, auto
 import msgspec
 
 from samebit.core.request import FinishReason, Request, TokenLogprobs
+from samebit.speculative.host import Proposer
 from samebit.state.manager import SequenceState
 
 
@@ -39,7 +40,7 @@ class Sequence:
 
     `num_cached` is the hit of the first admission (-1 before it). `prompt_end` is the checkpoint boundary at the prompt's
     end. `is_cold` bars the prefix cache after a damaged resume. `max_length` is where it ends for lack of room.
-    `drew_last`: the last step drew its last token, so the device has it.
+    `drew_last`: the last step drew its last token, so the device has it. `proposer` guesses its next tokens on the host.
     """
 
     request: Request
@@ -54,6 +55,7 @@ class Sequence:
     num_scored: int = 0
     is_cold: bool = False
     drew_last: bool = False
+    proposer: Proposer | None = None
     finish_reason: FinishReason | None = None
     stop_ids: frozenset[int] = field(default_factory=frozenset)
 

@@ -42,12 +42,13 @@ class SlotTables:
     """What the device knows of each slot, so that a step needs no value that an earlier step has yet to produce.
 
     `length` [S] int64: tokens with valid state. `next_token` [S] int32: the last drawn token, which has no state yet.
-    `ring_tags` [S, R] int64: tags the ring's rows must carry. Per page group g, `page_table[g]` [S, P] int32 and
+    `drafts` [S, D] int32: guesses of the tokens behind it. `ring_tags` [S, R] int64: tags the ring's rows must carry. Per page group g, `page_table[g]` [S, P] int32 and
     `page_stamps[g]` [S, P] int64 (the stamp each complete page must carry). Slot 0 is inert.
     """
 
     length: Tensor
     next_token: Tensor
+    drafts: Tensor
     ring_tags: Tensor
     page_table: tuple[Tensor, ...]
     page_stamps: tuple[Tensor, ...]
@@ -114,6 +115,7 @@ class StatePools:
         return SlotTables(
             length=zeros(slots, dtype=torch.int64),
             next_token=zeros(slots, dtype=torch.int32),
+            drafts=zeros(slots, self.geometry.max_drafts, dtype=torch.int32),
             ring_tags=zeros(slots, self.geometry.ring_length, dtype=torch.int64),
             page_table=tuple(zeros(slots, pages, dtype=torch.int32) for _ in groups),
             page_stamps=tuple(zeros(slots, pages, dtype=torch.int64) for _ in groups),

@@ -19,6 +19,7 @@ _FLOAT = torch.float32
 # p: address, l: long, d: double
 _SIGNATURES = {
     "step_index": "pppp",
+    "accept": "p" * 10 + "l",
     "linear": "ppplllll",
     "rms_norm": "pppllll" + "dl",
     "swiglu": "pplll",
@@ -292,8 +293,8 @@ def _other_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
     return {"moe": moe, "sample": sample, "top_logprobs": top_logprobs}
 
 
-def _index_operator(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
-    c_index = _function(library, "step_index")
+def _index_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
+    c_index, c_accept = _function(library, "step_index"), _function(library, "accept")
 
     def step_index(fields: list[Tensor], tables: list[Tensor], results: list[Tensor], sizes: list[int]) -> None:
         counts = index_counts(fields, tables)
@@ -304,9 +305,26 @@ def _index_operator(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
             addresses.append((ctypes.c_void_p * len(group))(*[x.data_ptr() for x in group]))
         c_index(*addresses, (ctypes.c_long * (len(counts) + len(sizes)))(*counts, *sizes))
 
-    return {"step_index": step_index}
+    def accept(
+        drawn: Tensor,
+        token_ids: Tensor,
+        query_start: Tensor,
+        row_slots: Tensor,
+        row_start: Tensor,
+        row_drafts: Tensor,
+        row_first_draw: Tensor,
+        length: Tensor,
+        next_token: Tensor,
+        max_drafts: int,
+    ) -> Tensor:
+        accepted = torch.empty_like(row_slots)
+        operands = (drawn, token_ids, query_start, row_slots, row_start, row_drafts, row_first_draw, length, next_token)
+        c_accept(*[x.data_ptr() for x in operands], accepted.data_ptr(), row_slots.shape[0])
+        return accepted
+
+    return {"step_index": step_index, "accept": accept}
 
 
 def implementations(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
     """Every operator by its plain name."""
-    return _index_operator(library) | _row_operators(library) | _state_operators(library) | _other_operators(library)
+    return _index_operators(library) | _row_operators(library) | _state_operators(library) | _other_operators(library)

@@ -5,13 +5,13 @@
 #define TAG_STEP 0x9E3779B97F4A7C15ULL
 #define SINK 1
 
-enum { TOKENS, ROWS, ENTRIES, SAMPLES, DELTAS, GROUPS, PAGES, STREAMS, POOL_ROWS, HISTORY, RING, RING_ORIGIN, SNAPSHOT_ORIGIN, PAGE_SIZE };
+enum { TOKENS, ROWS, ENTRIES, SAMPLES, DELTAS, GROUPS, PAGES, STREAMS, POOL_ROWS, HISTORY, RING, RING_ORIGIN, SNAPSHOT_ORIGIN, PAGE_SIZE, MAX_DRAFTS };
 
 typedef struct {
   const int32_t *query_start, *token_ids, *slots, *continues, *resume;
   const int64_t *given_start, *tags, *resume_tag;
   int64_t *length;
-  const int32_t *next_token;
+  const int32_t *next_token, *drafts;
   int64_t *ring_tags;
   int32_t *start;
   const long *n;
@@ -34,7 +34,7 @@ static int64_t history_row(const step_t *s, long row, int64_t position, int64_t 
   if (position < 0) return 0;
   long slot = s->slots[row], ring = s->n[RING];
   // A position that the ring has left behind shares its row with a later one, whose tag must not pass for its own.
-  *tag = s->ring_tags[slot * ring + position % ring] ^ (position < s->length[slot] - ring);
+  *tag = s->ring_tags[slot * ring + position % ring] ^ (position < s->length[slot] + s->n[MAX_DRAFTS] - ring);
   return ring_row(s, row, position);
 }
 
@@ -67,13 +67,18 @@ static void index_rows(const step_t *s, const int64_t *pool_tags, void **results
   }
 }
 
+// A row that continues takes the last drawn token of its slot, then the slot's drafts.
+static int32_t known_token(const step_t *s, long slot, long offset) {
+  return offset == 0 ? s->next_token[slot] : s->drafts[slot * s->n[MAX_DRAFTS] + offset - 1];
+}
+
 static void index_tokens(const step_t *s, void **results) {
   int32_t *ids = results[0], *write_rows = results[2];
   int64_t *positions = results[1], *tags = results[3];
   for (long b = 0; b < s->n[ROWS]; b++)
     for (long t = s->query_start[b]; t < s->query_start[b + 1]; t++) {
       int64_t position = (int64_t)s->start[b] + t - s->query_start[b];
-      ids[t] = s->continues[b] ? s->next_token[s->slots[b]] : s->token_ids[t];
+      ids[t] = s->continues[b] ? known_token(s, s->slots[b], t - s->query_start[b]) : s->token_ids[t];
       positions[t] = position;
       write_rows[t] = t >= s->query_start[b + 1] - s->n[RING] ? (int32_t)ring_row(s, b, position) : SINK;
       tags[t] = tag_at(s->tags[b], position);
@@ -114,16 +119,15 @@ static void index_pages(const step_t *s, const int32_t *table, int64_t *stamps, 
 }
 
 static void index_samples(const step_t *s, void **fields, void **results) {
-  const int32_t *rows = fields[0], *offsets = fields[1], *targets = fields[2];
-  int64_t *tokens = results[0], *slots = results[1], *positions = results[2];
+  const int32_t *rows = fields[0], *offsets = fields[1];
+  int64_t *tokens = results[0], *positions = results[1];
   for (long l = 0; l < s->n[SAMPLES]; l++) {
     tokens[l] = s->query_start[rows[l]] + offsets[l];
-    slots[l] = targets[l] < 0 ? s->slots[rows[l]] : 0;
     positions[l] = (int64_t)s->start[rows[l]] + offsets[l] + 1;
   }
 }
 
-// Rings and lengths as they must be once the step's kernels have run; after everything that reads them.
+// Rings as they must be once the step's kernels have run; after everything that reads them.
 static void record_writes(const step_t *s) {
   long ring = s->n[RING];
   for (long b = 0; b < s->n[ROWS]; b++) {
@@ -134,22 +138,36 @@ static void record_writes(const step_t *s) {
       for (int64_t p = s->start[b] - s->n[HISTORY]; p < s->start[b]; p++)
         if (p >= 0) tags[p % ring] = tag_at(s->tags[b], p);
     for (int64_t p = first; p < end; p++) tags[p % ring] = tag_at(s->tags[b], p);
-    s->length[s->slots[b]] = end;
   }
 }
 
 void step_index(void **fields, void **tables, void **results, const long *n) {
   launches++;
-  apply_deltas(fields + 14, tables + 4, n);
+  apply_deltas(fields + 13, tables + 5, n);
   step_t s = {fields[0], fields[1], fields[2], fields[3], fields[4], fields[5], fields[6], fields[7],
-              tables[0], tables[1], tables[2], results[0], n};
+              tables[0], tables[1], tables[2], tables[3], results[0], n};
   for (long b = 0; b < n[ROWS]; b++)
     s.start[b] = (int32_t)(s.continues[b] ? s.length[s.slots[b]] : s.given_start[b]);
   index_tokens(&s, results + 1);
-  index_rows(&s, tables[3], results + 5);
+  index_rows(&s, tables[4], results + 5);
   index_entries(&s, fields + 8, results + 10);
   index_samples(&s, fields + 11, results + 13);
   for (long g = 0; g < n[GROUPS]; g++)
-    index_pages(&s, tables[4 + g], tables[4 + n[GROUPS] + g], results[16 + g], results[16 + n[GROUPS] + g]);
+    index_pages(&s, tables[5 + g], tables[5 + n[GROUPS] + g], results[15 + g], results[15 + n[GROUPS] + g]);
   record_writes(&s);
+}
+
+// How many drafts of each batch row are what was drawn in their places; its slot's length and last token follow from that.
+void accept(const int32_t *drawn, const int32_t *token_ids, const int32_t *query_start, const int32_t *slots,
+            const int32_t *start, const int32_t *drafts, const int32_t *first_draw, int64_t *length, int32_t *next_token,
+            int32_t *accepted, long rows) {
+  launches++;
+  for (long b = 0; b < rows; b++) {
+    int32_t count = 0, draw = first_draw[b], guess = query_start[b + 1] - drafts[b];
+    while (count < drafts[b] && drawn[draw + count] == token_ids[guess + count]) count++;
+    accepted[b] = count;
+    if (slots[b] == 0) continue;
+    length[slots[b]] = (int64_t)start[b] + guess - query_start[b] + count;
+    if (draw >= 0) next_token[slots[b]] = drawn[draw + count];
+  }
 }

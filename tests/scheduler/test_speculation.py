@@ -1,0 +1,137 @@
+"""Guesses change how many tokens a step gives, and nothing else (see world.py: every token is the oracle's)."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from samebit.core.config import Schedule
+from tests.fakes import VOCAB, make_geometry
+from tests.scheduler.test_properties import LAYOUTS, MAX_LENGTH, SHARED
+from tests.scheduler.world import World
+
+ACCEPTS = [(0,), (9,), (1, 0, 2), (3, 9, 0), (2, 7, 1, 0)]
+
+
+def speculating(accepts, *, max_drafts=4, budget=16, max_length=MAX_LENGTH, **options) -> World:
+    return World(make_geometry(max_drafts=max_drafts, max_length=max_length), accepts=accepts, budget=budget, **options)
+
+
+@pytest.mark.parametrize("accepts", ACCEPTS)
+@pytest.mark.parametrize("layout", range(len(LAYOUTS)))
+def test_a_busy_run_with_guesses_is_exact(layout, accepts):
+    rng = random.Random(f"{layout} {accepts}")
+    counts = (14,) * len(LAYOUTS[layout]["windows"])
+    sizes = {"num_slots": 4, "num_snapshots": 6, "num_pages": counts, "max_length": MAX_LENGTH, "max_drafts": 5}
+    schedule = Schedule(seed=5, preempt_percent=8, chunk_sizes=(7, 3, 16), shuffle_rows=True)
+    world = World(make_geometry(**LAYOUTS[layout], **sizes), schedule=schedule, accepts=accepts)
+    for _ in range(400):
+        match rng.choices(["arrive", "step", "abort in flight"], [25, 70, 4])[0]:
+            case "arrive" if len(world.live) < 12:
+                prompt = SHARED[: rng.randint(0, 20)] + rng.choices(range(VOCAB), k=rng.randint(1, 8))
+                stops = rng.choices(range(VOCAB), k=rng.choice([0, 8]))
+                world.add(prompt, max_tokens=rng.randint(1, 12), min_tokens=rng.randint(0, 1), stop_token_ids=stops)
+            case "abort in flight" if world.live:
+                world.step(abort=[world.requests[rng.choice(sorted(world.live))]])
+            case _:
+                world.step()
+    world.run()
+    world.check_empty()
+    counters = world.counters
+    assert counters.num_preemptions > 0
+    assert counters.num_published > 100
+    assert counters.num_refused_checkpoints == counters.num_damaged_resumes == 0
+    assert counters.num_draft_tokens > 100
+    assert (counters.num_accepted_tokens > 30) == (accepts != (0,))
+
+
+def test_right_guesses_take_fewer_steps():
+    steps = {}
+    for accepts in ((), (0,), (9,)):
+        world = speculating(accepts, max_drafts=4)
+        world.add(SHARED[:5], max_tokens=20)
+        steps[accepts] = 0
+        while world.scheduler.has_work:
+            world.step()
+            steps[accepts] += 1
+    assert steps[()] == steps[0,] >= 20
+    assert steps[9,] <= 6
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 12))
+def test_no_token_is_guessed_that_a_request_may_not_have(max_tokens):
+    world = speculating((9,), max_drafts=4)
+    watched = world.add(SHARED[:5], max_tokens=max_tokens)
+    while world.scheduler.has_work:
+        world.step()
+        for row in world.plan.rows:
+            assert row.start + row.num_tokens < 5 + max_tokens
+    assert len(watched.token_ids) == max_tokens
+
+
+@pytest.mark.parametrize("place", range(1, 9))
+def test_a_stop_inside_accepted_guesses_ends_there_and_is_published_up_to_there(place):
+    prompt = SHARED[:6]
+    wanted = World(make_geometry()).ask(prompt, max_tokens=12).token_ids
+    stop = wanted[place]
+    length = wanted.index(stop) + 1
+    world = speculating((9,), max_drafts=9)
+    watched = world.ask(prompt, max_tokens=12, stop_token_ids=[stop])
+    assert watched.token_ids == wanted[:length]
+    assert watched.finish_reason == "stop"
+    # Everything up to the stop token has state, and whole pages of it are kept.
+    deepest = max(checkpoint.boundary for checkpoint in world.checkpoints)
+    assert deepest == max(4, (len(prompt) + length - (length == 1)) // 4 * 4)
+    assert world.ask([*prompt, *watched.token_ids, 5]).num_cached_tokens == deepest
+
+
+@pytest.mark.parametrize("budget", [4, 6, 9])
+def test_guesses_never_take_the_place_of_another_sequences_next_token(budget):
+    world = speculating((9,), max_drafts=7, budget=budget)
+    for number in range(4):
+        world.add([number, 1, 2], max_tokens=20)
+    # Half of the room is left to those that wait.
+    while world.scheduler.num_waiting:
+        world.step()
+    assert world.scheduler.num_running == 4
+    most = 0
+    while world.scheduler.num_running == 4:
+        world.step()
+        assert sum(row.num_tokens > 0 for row in world.plan.rows) == 4
+        most = max(most, *(row.num_drafts for row in world.plan.rows))
+    assert most == min(7, budget - 4)
+    world.run()
+
+
+@pytest.mark.parametrize("min_tokens", [3, 4])
+def test_no_stop_is_drawn_before_its_time_inside_a_row_of_guesses(min_tokens):
+    prompt = SHARED[:6]
+    stops = list(range(0, VOCAB, 2))
+    answers = [
+        World(make_geometry(max_drafts=5), accepts=accepts).ask(
+            prompt, max_tokens=12, min_tokens=min_tokens, stop_token_ids=stops
+        )
+        for accepts in ((), (9,))
+    ]
+    assert answers[0].token_ids == answers[1].token_ids
+    assert not set(answers[1].token_ids[:min_tokens]) & set(stops)
+
+
+def test_logits_that_are_not_finite_behind_a_rejected_guess_harm_nobody():
+    world = speculating((0,), max_drafts=3)
+    watched = world.add(SHARED[:5], max_tokens=6)
+    execute = world.runner.execute
+
+    def broken(plan):
+        output, samples = execute(plan), []
+        for planned, sample in zip(plan.samples, output.samples, strict=True):
+            row = plan.rows[planned.row]
+            is_behind = planned.offset >= row.num_tokens - row.num_drafts
+            samples.append(msgspec.structs.replace(sample, is_finite=not is_behind))
+        return msgspec.structs.replace(output, samples=samples)
+
+    world.runner.execute = broken
+    world.run()
+    assert len(watched.token_ids) == 6
