@@ -84,6 +84,9 @@ PLACES = {
 }
 
 
+ABOUT = r"(?:Describe|about|Give me|JSON for|for this|schema for) the (?P<t>[a-z]+ [a-z]+)\b(?:\.| as |\?|, |:)"
+
+
 @functools.cache
 def pattern_of(template):
     pattern = re.escape(template)
@@ -105,15 +108,16 @@ def parsed(templates, text):
 def test_every_answer_is_the_value_that_was_stated_last(data, seed):
     ids, classes = writer(data, seed).dialogue(8000)
     stating = templates_of("train", "correct", "state")
-    now, answered = {}, 0
+    now, answered, question = {}, 0, ""
     for role, _, body, place in messages_of(data, ids):
         text = data.tokenizer.decode(body)
         weighed = data.tokenizer.decode([i for i, c in zip(body, classes[place:], strict=False) if c == ANSWER])
+        question = text if role == "<|message_user|>" else question
         if role == "<|message_user|>" and (found := parsed(stating, text)):
             now[found["k"]] = found["v"]
         elif role == "<|message_model|>" and text.startswith('{"') and '"args"' not in text:
             told = json.loads(text)
-            if not told.keys() <= now.keys():  # an object that a schema asked for
+            if "properties" in question:
                 continue
             assert told == {key: now[key] for key in told}
             assert weighed == "".join(told.values())
@@ -126,6 +130,25 @@ def test_every_answer_is_the_value_that_was_stated_last(data, seed):
             assert weighed == f" {found['v']}."
             answered += 1
     assert answered > 10
+
+
+def test_an_object_about_a_thing_holds_the_values_that_were_stated_last(data):
+    stating = templates_of("train", "correct", "state")
+    num_objects = 0
+    for seed in range(8):
+        ids, _ = writer(data, seed).dialogue(8000)
+        now, question = {}, ""
+        for role, _, body, _ in messages_of(data, ids):
+            text = data.tokenizer.decode(body)
+            if role == "<|message_user|>":
+                question = text
+                found = parsed(stating, text)
+                now |= {found["k"]: found["v"]} if found else {}
+            elif '{"properties"' in question and (about := re.search(ABOUT, question)):
+                told = {name.replace("_", " "): str(value) for name, value in json.loads(text).items()}
+                assert told == {name: now[f"{name} of the {about['t']}"] for name in told}
+                num_objects += 1
+    assert num_objects > 3
 
 
 @pytest.mark.parametrize("seed", range(4))

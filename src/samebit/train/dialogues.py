@@ -41,7 +41,7 @@ _SHORT = 1024
 _SHORT_SHARES = {"state": 18, "correct": 26, "ask": 42, "tool": 12, "json": 3, "object": 5, "complete": 4, "talk": 6}
 _LONG_SHARES = {"state": 12, "correct": 26, "ask": 46, "tool": 12, "json": 2, "object": 4, "complete": 3, "talk": 15}
 # How many facts there may be; with few of them each is corrected more often.
-_SHORT_FACTS, _LONG_FACTS = (2, 4, 8, 14), (6, 12, 24, 40)
+_SHORT_FACTS, _LONG_FACTS = (2, 3, 5, 10), (6, 12, 24, 40)
 # How often a fact will be corrected: two in three are.
 _CORRECTIONS = (0, 0, 0, 1, 2, 3, 3, 4, 5)
 
@@ -95,11 +95,11 @@ class DialogueWriter:
     def dialogue(self, length: int) -> tuple[list[int], list[int]]:
         """Exactly `length` token ids and their classes; the end is cut where it comes."""
         rng = self._rng
-        self._begin()
         is_short = length <= _SHORT
+        self._begin(most_tools=2 if is_short else 4)
         most_facts = rng.choice(_SHORT_FACTS if is_short else _LONG_FACTS)
         actions, shares = zip(*(_SHORT_SHARES if is_short else _LONG_SHARES).items(), strict=True)
-        for _ in range(rng.choice((1, 2, 3))):
+        for _ in range(1 if is_short else rng.choice((1, 2, 3))):
             self._state(rng.choice((1, 2)))
         while len(self._out.token_ids) < length:
             action = rng.choices(actions, shares)[0]
@@ -174,11 +174,13 @@ class DialogueWriter:
             else:
                 self._filler(16, 80)
 
-    def _begin(self, tools: Sequence[Tool] | None = None) -> None:
+    def _begin(self, tools: Sequence[Tool] | None = None, most_tools: int = 4) -> None:
         rng = self._rng
         self._out = Transcript(self._tokenizer)
         self._facts: list[Known] = []
-        self._tools = tools if tools is not None else declare(rng) if rng.random() < 0.3 else ()
+        if tools is None:
+            tools = declare(rng, self._split, most_tools) if rng.random() < 0.3 else ()
+        self._tools = tools
         if rng.random() < 0.5:
             self._out.message("system", [(rng.choice(SYSTEM), PLAIN)])
         if self._tools:

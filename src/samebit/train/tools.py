@@ -102,10 +102,10 @@ _FIXED = (
 )  # fmt: skip
 
 
-def declare(rng: random.Random, split: Split = "train") -> list[Tool]:
-    """One to four tools of different names. A probe's are all unseen; in training one in five is one of the six."""
+def declare(rng: random.Random, split: Split = "train", most: int = 4) -> list[Tool]:
+    """One to four tools of different names, at most so many. A probe's are all unseen; in training one in five is one of the six."""
     found: dict[str, Tool] = {}
-    count = rng.choice((1, 2, 2, 3, 3, 4))
+    count = min(most, rng.choice((1, 2, 2, 3, 3, 4)))
     nouns: list[str] = []
     while len(found) < count:
         if split == "train" and rng.random() < 0.2:
