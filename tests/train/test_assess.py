@@ -155,13 +155,13 @@ def test_bits_per_byte_count_all_bytes_alike():
 
 
 def test_a_prefix_is_whole_lines_with_text_behind_them(packages, data):
-    prefixes = code_prefixes(packages, data.tokenizer, 12)
-    assert prefixes == code_prefixes(packages, data.tokenizer, 12)
-    assert len(set(prefixes)) > 8
-    texts = ["\n" + text for package in packages for text in package.texts]
+    texts = tuple(text.strip("\n") + "\n" for package in packages for text in package.texts)
+    prefixes = code_prefixes([HeldOutPackage("all", texts)], data.tokenizer, 40)
+    assert prefixes == code_prefixes([HeldOutPackage("all", texts)], data.tokenizer, 40)
+    assert len(set(prefixes)) > 30
     for prefix in prefixes:
         assert 200 <= len(data.tokenizer.encode(prefix).ids) <= 600
-        assert any(f"\n{prefix}\n" in text and not text.endswith(f"{prefix}\n") for text in texts)
+        assert any(f"\n{prefix}\n" in f"\n{text}" and not text.endswith(f"{prefix}\n") for text in texts)
 
 
 def test_texts_too_short_for_a_prefix_are_refused(data):
