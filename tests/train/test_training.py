@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from samebit.core.errors import ConfigError
 from samebit.train.dialogues import DialogueWriter
@@ -94,6 +95,25 @@ def test_a_stage_that_is_given_steps_does_not_end_by_time(data, tmp_path):
     trainer = Trainer(dataclasses.replace(TOY, stages=(stage,), probes=1, contexts=(64,)), tmp_path, CPU)
     trainer.train(data, 1)
     assert trainer.progress.steps == 3
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at it
+def test_warming_up_compiles_all_that_steps_need_and_changes_nothing(data, tmp_path):
+    stage, num_compiled = TOY.stages[0], CompileCounter()
+
+    def stepped(trainer):
+        feed = make_feed(data, length=stage.length, rows=stage.rows)
+        return torch.stack([trainer.step(feed.batch(), 1.0) for _ in range(3)])
+
+    torch._dynamo.reset()
+    trainer = Trainer(TOY, tmp_path, CPU)
+    trainer.compile(num_compiled)
+    trainer.warm_up(stage)
+    # Two kinds of attention, two of MLP, the join of a depth, and the loss.
+    assert num_compiled.frame_count == 6
+    losses = stepped(trainer)
+    assert num_compiled.frame_count == 6
+    torch.testing.assert_close(losses, stepped(Trainer(TOY, tmp_path, CPU)))
 
 
 def test_drafts_have_no_say_in_the_trunk(data, tmp_path):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,8 +67,7 @@ class Trainer:
         self._token_loss: Callable[[Tensor, Tensor, Tensor], Tensor] = token_loss
         if device.type == "cuda":
             torch.set_float32_matmul_precision("high")
-            self.model.compile_parts()
-            self._token_loss = torch.compile(token_loss, dynamic=False)
+            self.compile()
         if has_state:
             state = torch.load(folder / STATE_FILE, map_location=device, weights_only=True)
             self.model.load_state_dict(state["model"])
@@ -105,7 +105,8 @@ class Trainer:
         # Blocks share their code, and each of their kinds is compiled.
         with torch._dynamo.config.patch(recompile_limit=64):  # noqa: SLF001 - has no public name
             if self._device.type == "cuda":
-                self._compile(stage)
+                self.warm_up(stage)
+                torch.cuda.synchronize()
                 phases.end("compiling")
             feed.refill(at_least=round(stage.rows * stage.dialogue_share))
             phases.end("first dialogues")
@@ -125,6 +126,17 @@ class Trainer:
         phases.end("evaluation")
         self._remember(number, found, phases)
         return found
+
+    def compile(self, backend: str | Callable[..., Any] = "inductor") -> None:  # Any: torch's backends
+        """From the next step on, run compiled code; the first step of a shape compiles it."""
+        self.model.compile_parts(backend)
+        self._token_loss = torch.compile(token_loss, dynamic=False, backend=backend)
+
+    def warm_up(self, stage: Stage) -> None:
+        """Compile all that the steps of a stage need, on an empty batch: while processes begin to write dialogues."""
+        ids = torch.zeros(stage.rows, stage.length, dtype=torch.long, device=self._device)
+        self._backward(Batch(ids, ids, torch.ones_like(ids, dtype=torch.float32), stage.rows))
+        self.model.zero_grad(set_to_none=True)
 
     def step(self, batch: Batch, multiplier: float) -> Tensor:
         """One step at `multiplier` times the rates; the losses [1 + depths] of the trunk and of each depth, on the device."""
@@ -175,13 +187,6 @@ class Trainer:
         # The product is no part of what is compiled: with and without a gradient for the matrix, the rest is the same.
         logits = functional.linear(hidden / self.model.config.logits_mup_width_multiplier, unembed)
         return self._token_loss(logits, targets, weights)
-
-    def _compile(self, stage: Stage) -> None:
-        """Run everything that is compiled once, on nothing: while processes begin to write dialogues."""
-        ids = torch.zeros(stage.rows, stage.length, dtype=torch.long, device=self._device)
-        self._backward(Batch(ids, ids, torch.ones_like(ids, dtype=torch.float32), stage.rows))
-        self.model.zero_grad(set_to_none=True)
-        torch.cuda.synchronize()
 
     def _backward(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """What `losses` gives; every parameter has its gradient."""
