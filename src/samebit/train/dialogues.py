@@ -331,7 +331,12 @@ def talk(seed: int, prose: Sequence[str]) -> str:
         lines += ["".join(text for text, _ in fact.fill(rng.choice(choices), PLAIN)) for choices in templates]
         tools = declare(rng)
         text, use, task = declaration(tools), tool_use(rng, tools), json_task(rng, "train")
-        lines += [rng.choice((*ACKNOWLEDGED, *SHOW_CODE, *SEEN_CODE, *SYSTEM)), use.question, use.call, use.answer]
+        lines += [
+            rng.choice((*ACKNOWLEDGED, *SHOW_CODE, *SEEN_CODE, *COMPLETE_CODE, *OPENINGS, *TALK, *SYSTEM)),
+            use.question,
+            use.call,
+            use.answer,
+        ]
         lines += [task.question, json.dumps(task.expected)]
         lines += [text, rng.choice(prose)] if prose else [text]
     return "\n".join(lines)
