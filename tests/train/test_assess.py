@@ -131,7 +131,9 @@ def test_windows_do_not_overlap_and_are_whole(length, context, most):
 
 def test_the_engines_loss_is_the_training_models(folder, packages, tokenizer):
     llm = LLM(folder, num_threads=1, max_model_len=256)
-    contexts = windows(documents_stream(tokenizer, packages[0].texts), 96, 3)
+    stream = documents_stream(tokenizer, packages[0].texts)
+    second = stream.index(DOCUMENT_START, 1)
+    contexts = [*windows(stream, 96, 2), stream[second - 40 : second + 56]]
     model = load_model(folder)
     with torch.no_grad():
         for context, losses in zip(contexts, token_losses(llm, contexts), strict=True):
