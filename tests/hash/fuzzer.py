@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import random
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from samebit.audit.replay import Abort, Add, Damage, Drain, Evict, Operation, Player, Script, Step
+from samebit.core.request import Request
 from samebit.engine.engine import Engine
 from samebit.kernels.sets import select_kernels
 from samebit.models.hash import HashConfig
 from samebit.state.prefix_tree import Checkpoint
+from tests.forced_drafts import ForcedDrafts
 from tests.hash.oracle import Oracle, check_bytes
 
 VOCAB = 61
@@ -80,7 +83,9 @@ REQUESTS = {
 class World:
     """A recorded engine. Owner of the script; `new_checkpoints` are compared with the interpreter after each step."""
 
-    def __init__(self, mixers: list, kernel_size: int, *, kernels: str = "auto", **settings) -> None:
+    def __init__(
+        self, mixers: list, kernel_size: int, *, kernels: str = "auto", accepts: Sequence[int] = (), **settings
+    ) -> None:
         self.config = HashConfig(mixers=tuple(mixers), kernel_size=kernel_size, vocab_size=VOCAB, max_length=4096)
         engine = {
             "page_size": PAGE,
@@ -92,7 +97,8 @@ class World:
         }
         self.script = Script(model=self.config, engine=engine)
         with tempfile.TemporaryDirectory() as folder:
-            self.engine = Engine(self.script.config(Path(folder)))
+            self.engine = Engine(self.script.config(Path(folder)), self._forced_drafts if accepts else None)
+        self._accepts = accepts
         oracle = Oracle(self.config, select_kernels(kernels, num_threads=1), self.engine.info.max_length)
         self.player = Player(self.engine, oracle, self._after_step)
         self._num_added = 0
@@ -142,6 +148,9 @@ class World:
         if not self.player.num_damages:
             assert counters.num_refused_checkpoints == counters.num_damaged_resumes == 0
 
+    def _forced_drafts(self, request: Request) -> ForcedDrafts:
+        return ForcedDrafts(request, self._accepts, lambda: self.player.wanted(request.request_id).token_ids, VOCAB)
+
     def _after_step(self, engine: Engine) -> None:
         checkpoints = engine.manager.tree.checkpoints
         for checkpoint in checkpoints:
@@ -161,8 +170,12 @@ class EngineMachine(RuleBasedStateMachine):
         interval=st.sampled_from([8, 8, 4, 16]),
         caching=st.sampled_from([True] * 5 + [False]),
         kernels=st.sampled_from(["auto", "auto", "torch"]),
+        graph=st.sampled_from(["eager", "eager", "trace"]),
+        accepts=st.sampled_from([(), (), (0,), (9,), (1, 0, 2), (3, 9, 0), (2, 7, 1, 0)]),
+        max_drafts=st.sampled_from([1, 3, 7]),
     )
-    def set_up(self, layout, pools, schedule, budget, interval, caching, kernels):
+    def set_up(self, layout, pools, schedule, budget, interval, caching, kernels, graph, accepts, max_drafts):
+        speculation = {"method": "ngram", "num_speculative_tokens": max_drafts, "prompt_lookup_min": 1}
         self.world = World(
             *layout,
             **pools,
@@ -171,6 +184,9 @@ class EngineMachine(RuleBasedStateMachine):
             checkpoint_interval=interval,
             enable_prefix_caching=caching,
             kernels=kernels,
+            graph=graph,
+            accepts=accepts,
+            speculative_config=speculation,
         )
 
     @rule(shared=st.integers(0, 24), own=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6), **REQUESTS)

@@ -14,6 +14,7 @@ from samebit.state.layout import StateGeometry
 from samebit.state.manager import StateManager
 from samebit.state.prefix_tree import Checkpoint
 from tests.fakes import VOCAB, Answer, ColdModel, FakeRunner, answer, make_geometry
+from tests.forced_drafts import ForcedDrafts
 
 EOS = 3
 
@@ -33,21 +34,6 @@ class Watched:
     @property
     def token_ids(self) -> list[int]:
         return [token for token, _ in self.outputs]
-
-
-class ForcedDrafts:
-    """A proposer that knows the answer, and has `accepts[i]` right guesses in its i-th proposal before a wrong one."""
-
-    def __init__(self, answers: dict[str, Watched], request: Request, accepts: Sequence[int]) -> None:
-        self._answers, self._request, self._accepts = answers, request, accepts
-        self._num_calls = 0
-
-    def propose(self, token_ids: list[int], limit: int) -> list[int]:
-        count = self._accepts[self._num_calls % len(self._accepts)]
-        self._num_calls += 1
-        wanted = self._answers[self._request.request_id].wanted
-        right = [token for token, _ in wanted.outputs][len(token_ids) - len(self._request.prompt_token_ids) :]
-        return [*right[:count], *((token + 1) % VOCAB for token in right[count:])][:limit]
 
 
 class World:
@@ -73,7 +59,8 @@ class World:
             schedule=schedule or Schedule(),
         )
         self.manager = StateManager(self.geometry, enable_caching=enable_caching, order_seed=order_seed)
-        drafter = (lambda request: ForcedDrafts(self.requests, request, accepts)) if accepts else None
+        self._accepts = accepts
+        drafter = self._forced_drafts if accepts else None
         self.scheduler = Scheduler(config, self.manager, self.geometry.max_length, drafter)
         self.runner = FakeRunner(self.geometry)
         self.plan: BatchPlan | None = None
@@ -186,6 +173,10 @@ class World:
             for index, page in pages.items():
                 assert page is not None
                 assert self.runner.kv[mixer.layer][page] == past[index * size : (index + 1) * size], mixer
+
+    def _forced_drafts(self, request: Request) -> ForcedDrafts:
+        wanted = lambda: [token for token, _ in self.requests[request.request_id].wanted.outputs]  # noqa: E731
+        return ForcedDrafts(request, self._accepts, wanted, VOCAB)
 
     def _take(self, progress: Progress) -> None:
         assert progress.request_id in self.live, "an ended request reports"

@@ -170,6 +170,10 @@ class Player:
         """Ids of the requests that have not ended, oldest first."""
         return list(self._wanted)
 
+    def wanted(self, request_id: str) -> Answer:
+        """The oracle's answer to a request that has not ended."""
+        return self._wanted[request_id]
+
     def apply(self, operation: Operation) -> None:
         """Do it, and compare."""
         match operation:

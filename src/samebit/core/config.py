@@ -8,6 +8,8 @@ import msgspec
 
 from samebit.core.errors import ConfigError
 
+MAX_DRAFTS = 32
+
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A seeded disturbance of the scheduler, for audits and tests: it may change the timing of work and nothing else.
@@ -36,6 +38,31 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ConfigError(f"schedule.{name}={getattr(self, name)}: must not be negative")
 
 
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who guesses tokens ahead, so that a step can verify several. It changes speed and nothing else.
+
+    `method`: "ngram" looks up what followed the last tokens before. `num_speculative_tokens`: most guesses a step.
+    `prompt_lookup_min`, `prompt_lookup_max`: lengths of the suffixes that "ngram" looks up.
+    """
+
+    method: Literal["ngram"]
+    num_speculative_tokens: int = 5
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 5
+
+    def validate(self) -> None:
+        """Raise ConfigError naming the first field that is out of range."""
+        if not 1 <= self.num_speculative_tokens <= MAX_DRAFTS:
+            raise ConfigError(
+                f"speculative_config.num_speculative_tokens={self.num_speculative_tokens}: must be between 1 and {MAX_DRAFTS}"
+            )
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            raise ConfigError(
+                f"speculative_config.prompt_lookup_min={self.prompt_lookup_min}: must be between 1 and "
+                f"prompt_lookup_max ({self.prompt_lookup_max})"
+            )
+
+
 def parse_settings(settings: dict[str, object]) -> EngineConfig:
     """An EngineConfig from settings by name; ConfigError names the one that is unknown or of a wrong type or value."""
     choices = {
@@ -59,7 +86,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     checkpoint is kept at multiples of it (a multiple of `page_size`). `num_pages`, `num_window_pages`,
     `num_checkpoints`: pool sizes (None: from `cache_bytes`). `num_threads`: CPU threads (None: all cores).
     `graph`: "eager", or "trace" (each step is recorded once for its sizes and replayed; the same bits).
-    `kernels`: "native" (compiled), "torch" (pure torch) or "auto". `poison`: fill fresh and freed memory with NaN (tests).
+    `kernels`: "native" (compiled), "torch" (pure torch) or "auto". `speculative_config`: who guesses tokens ahead (None:
+    nobody). `poison`: fill fresh and freed memory with NaN (tests).
     """
 
     model: str = "nano"
@@ -80,7 +108,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     graph: Literal["eager", "trace"] = "eager"
     kernels: Literal["auto", "native", "torch"] = "auto"
     poison: bool = False
+    speculative_config: SpeculativeConfig | None = None
     schedule: Schedule = Schedule()
+
+    @property
+    def max_drafts(self) -> int:
+        """Most guesses that a step verifies for a sequence."""
+        return self.speculative_config.num_speculative_tokens if self.speculative_config else 0
 
     def validate(self) -> None:
         """Raise ConfigError naming the first setting that is out of range."""
@@ -107,4 +141,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(
                 f"max_num_seqs={self.max_num_seqs}: must not exceed max_num_batched_tokens ({self.max_num_batched_tokens})"
             )
+        if self.speculative_config is not None:
+            self.speculative_config.validate()
         self.schedule.validate()

@@ -25,6 +25,8 @@ from samebit.models.base import CausalLM, load_model
 from samebit.runner.runner import LocalRunner
 from samebit.scheduler.scheduler import Scheduler
 from samebit.scheduler.sequence import Progress
+from samebit.speculative.host import HostDrafter
+from samebit.speculative.ngram import ngram_drafter
 from samebit.state.manager import StateManager
 from samebit.state.pools import StatePools
 
@@ -34,10 +36,11 @@ _log = logging.getLogger(__name__)
 class Engine:
     """Owner of a model, its state and its requests. Not thread-safe: one loop calls it.
 
-    Raises ConfigError or ModelError (naming the setting, tensor or key) when the model cannot be served.
+    `drafter` guesses tokens instead of the one that the settings name. Raises ConfigError or ModelError (naming the
+    setting, tensor or key) when the model cannot be served.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, drafter: HostDrafter | None = None) -> None:
         config.validate()
         folder = resolve_model(config.model)
         device = torch.device(config.device)
@@ -50,7 +53,7 @@ class Engine:
             enable_caching=config.enable_prefix_caching,
             order_seed=config.schedule.seed if config.poison else None,
         )
-        self.scheduler = Scheduler(config, self.manager, max_length)
+        self.scheduler = Scheduler(config, self.manager, max_length, drafter or _host_drafter(config))
         self._runner = LocalRunner(model, kernels, self.pools, device, config.graph)
         self._outputs = OutputProcessor(self.tokenizer)
         self._totals = {"generation_tokens": 0, "failed_steps": 0}
@@ -140,6 +143,11 @@ class Engine:
             self.scheduler.finish(output.request_id, output.finish_reason)
         self._totals["generation_tokens"] += len(output.token_ids)
         return output
+
+
+def _host_drafter(config: EngineConfig) -> HostDrafter | None:
+    wanted = config.speculative_config
+    return None if wanted is None else ngram_drafter(wanted.prompt_lookup_min, wanted.prompt_lookup_max)
 
 
 def _load_certified(config: EngineConfig, folder: Path, device: torch.device) -> tuple[KernelSet, CausalLM]:

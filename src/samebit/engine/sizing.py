@@ -41,6 +41,7 @@ def size_pools(config: EngineConfig, layout: StateLayout, model_max_length: int)
         num_snapshots=num_checkpoints,
         num_pages=num_pages,
         max_length=length,
+        max_drafts=config.max_drafts,
     )
     _check_memory(geometry)
     return geometry, length
