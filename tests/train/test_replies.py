@@ -62,6 +62,7 @@ def test_a_loop_is_long_enough_short_in_period_and_goes_on_to_the_end(block):
     assert is_loop(block[:6] * 16)
     # A block of 48 needs three whole copies, although two fill 96 tokens.
     assert not is_loop((block * 3)[1:])
+    assert not is_loop([*range(5000, 5100), *block * 2])
     assert is_loop(block * 3)
     # A block of 49 is text of its own.
     assert not is_loop([*block, 5000] * 4)
