@@ -88,16 +88,23 @@ def test_a_gradient_reaches_every_parameter():
     assert dry == []
 
 
-def test_a_draft_depth_reads_exactly_the_tokens_it_is_given():
+@torch.no_grad()
+def test_a_draft_depth_reads_its_own_token_and_the_hidden_state_before_it():
     model = Inkling(WITH_DEPTHS).eval()
     token_ids = torch.randint(0, 272, (1, 30), generator=torch.Generator().manual_seed(0))
-    changed = token_ids.clone()
-    changed[0, 20] = (changed[0, 20] + 1) % 272
+    hidden = model(token_ids)[0]
+    drafted = model.draft(hidden, token_ids)
+    other_token, other_hidden = token_ids.clone(), hidden.clone()
+    other_token[0, 20] = (other_token[0, 20] + 1) % 272
+    other_hidden[0, 20] += 1
     for j in range(2):
-        same = [model.draft(model(ids)[0], ids)[j][0] for ids in (token_ids, changed)]
-        first = 20 - 1 - j
-        assert torch.equal(same[0][:first], same[1][:first])
-        assert not torch.equal(same[0][first], same[1][first])
+        by_token = model.draft(hidden, other_token)[j][0]
+        by_hidden = model.draft(other_hidden, token_ids)[j][0]
+        assert torch.equal(by_token[:20], drafted[j][0, :20])
+        assert not torch.equal(by_token[20], drafted[j][0, 20])
+        # What the model knows at a row reaches depth j at j + 1 rows behind it.
+        assert torch.equal(by_hidden[: 21 + j], drafted[j][0, : 21 + j])
+        assert not torch.equal(by_hidden[21 + j], drafted[j][0, 21 + j])
 
 
 @torch.no_grad()
@@ -106,12 +113,11 @@ def test_a_full_depth_scales_scores_by_the_position_of_the_token_it_embeds():
     token_ids = torch.randint(0, 272, (1, 40), generator=torch.Generator().manual_seed(0))
     hidden = model(token_ids)[0]
     first, second = model.draft(hidden, token_ids)
-    # Depth 1 of row i embeds token i + 2; the scaling of position p begins where p + 1 exceeds the floor of 16.
-    positions = torch.arange(40) + 2
-    tau = 1 + 0.2 * ((positions + 1) / 16).clamp(min=1).log()
-    later = torch.cat([token_ids[:, 2:], torch.zeros(1, 2, dtype=torch.long)], dim=1)
+    # The scaling of position p begins where p + 1 exceeds the floor of 16.
+    tau = 1 + 0.2 * ((torch.arange(40) + 1) / 16).clamp(min=1).log()
+    before = torch.cat([torch.zeros(1, 1, first.shape[-1]), first[:, :-1]], dim=1)
     depth = model.depths[1]
-    found, _ = depth.block.expand(depth.block.attend(depth.join(first, model._embedded(later)), tau))
+    found, _ = depth.block.expand(depth.block.attend(depth.join(before, model._embedded(token_ids)), tau))
     torch.testing.assert_close(found, second)
 
 

@@ -164,11 +164,8 @@ class Trainer:
         found = [self._loss(hidden, unembed, batch.targets, batch.weights)]
         # A gradient that nobody reads: so both depths take the same kind of input, which is compiled once.
         before = hidden.detach().requires_grad_()
-        for j, drafted in enumerate(model.draft(before, batch.token_ids)):
-            skip = 1 + j
-            targets = functional.pad(batch.targets[:, skip:], (0, skip))
-            weights = functional.pad(batch.weights[:, skip:], (0, skip))
-            found.append(self._loss(drafted, unembed.detach(), targets, weights))
+        drafted = model.draft(before, batch.token_ids)
+        found += [self._loss(h, unembed.detach(), batch.targets, batch.weights) for h in drafted]
         return torch.stack(found), loads
 
     def save(self) -> None:

@@ -141,9 +141,7 @@ class Inkling(nn.Module):
         drafts = depth_config(raw)
         num_depths = 0 if drafts is None else drafts.num_hidden_layers
         self.depths = nn.ModuleList(Depth(drafts, j) for j in range(num_depths) if drafts is not None)
-        # Depth j counts its rows as the positions of the tokens that it embeds, which go past the last one.
-        longer = msgspec.structs.replace(self.config, model_max_length=self.config.model_max_length + num_depths)
-        self.register_buffer("_tau", log_scaling(longer), persistent=False)
+        self.register_buffer("_tau", log_scaling(self.config), persistent=False)
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
         initialise(self, seed)
 
@@ -167,16 +165,18 @@ class Inkling(nn.Module):
         return rms_norm(x, self.weights["norm"], self.config.rms_norm_eps), loads
 
     def draft(self, hidden: Tensor, token_ids: Tensor) -> list[Tensor]:
-        """For `forward`'s result, each depth's hidden states [B, T, H]; row i of depth j predicts token i + 2 + j.
+        """For `forward`'s result, each depth's hidden states [B, T, H]; like the model's, row u predicts token u + 1.
 
-        No gradient reaches the embedding from here. The last 1 + j rows of depth j read token 0 in place of tokens that are not known yet and mean nothing.
+        A row of depth j joins token u with the hidden state before it: of depth j - 1, or of the model for depth 0. So depth j
+        knows j + 1 tokens that the model has not seen. Before the first row the hidden state is 0. No gradient reaches the
+        embedding from here.
         """
-        T = token_ids.shape[1]
+        tau = self.get_buffer("_tau")[: token_ids.shape[1]]
+        embedded = self._embedded(token_ids).detach()
         found = []
-        for j, depth in enumerate(self.depths):
-            later = functional.pad(token_ids[:, 1 + j :], (0, min(1 + j, T)))
-            tau = self.get_buffer("_tau")[1 + j : 1 + j + T]
-            joined = self._part(Depth.join)(depth, hidden, self._embedded(later).detach())
+        for depth in self.depths:
+            before = functional.pad(hidden, (0, 0, 1, 0))[:, :-1]
+            joined = self._part(Depth.join)(depth, before, embedded)
             hidden, _ = self._through(depth.get_submodule("block"), joined, tau)
             found.append(hidden)
         return found

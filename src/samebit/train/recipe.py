@@ -101,7 +101,8 @@ _NANO_TEXT = {
     "swa_head_dim": 64,
     "sliding_window_size": 128,
     "d_rel": 16,
-    "rel_extent": 512,
+    # The whole context: which of several corrections is the last one shows in their distances.
+    "rel_extent": 4096,
     "log_scaling_n_floor": 1024,
     "log_scaling_alpha": 0.1,
     "dense_mlp_idx": 2,
@@ -140,7 +141,7 @@ _TOY_TEXT = _NANO_TEXT | {
 # "nano" takes one call of at most ten minutes on one H200; "toy" shows on a CPU that the whole path works.
 RECIPES: Mapping[str, Recipe] = {
     "nano": Recipe(
-        raw=config_json(_NANO_TEXT, num_depths=2, local_depths=[0]),
+        raw=config_json(_NANO_TEXT, num_depths=2, local_depths=[0, 1]),
         # One stage: a second length would be compiled anew.
         stages=(Stage(length=4096, rows=16, dialogue_share=0.5, seconds=420, decay_share=0.6, ring_rows=2048),),
         contexts=(512, 4096),
