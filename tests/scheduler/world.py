@@ -175,7 +175,9 @@ class World:
                 assert self.runner.kv[mixer.layer][page] == past[index * size : (index + 1) * size], mixer
 
     def _forced_drafts(self, request: Request) -> ForcedDrafts:
-        wanted = lambda: [token for token, _ in self.requests[request.request_id].wanted.outputs]  # noqa: E731
+        def wanted() -> list[int]:
+            return [token for token, _ in self.requests[request.request_id].wanted.outputs]
+
         return ForcedDrafts(request, self._accepts, wanted, VOCAB)
 
     def _take(self, progress: Progress) -> None:
