@@ -198,3 +198,22 @@ def test_a_step_of_inert_rows_changes_nothing_outside_the_sink(kernels):
     keep = [i for i in range(len(tags)) if i != SINK]
     assert torch.equal(values[keep].nan_to_num(7.0), before[keep].nan_to_num(7.0))
     assert torch.equal(tags[keep], before_tags[keep])
+
+
+@given(cuts=st.lists(st.integers(1, 3 * RING), min_size=1, max_size=6), channels=st.sampled_from([1, 63, 70]))
+def test_a_shift_gives_each_token_the_input_before_it_and_keeps_what_a_convolution_keeps(kernels, cuts, channels):
+    x = normal(1, sum(cuts), channels)
+    ring, entry = torch.arange(2, 2 + RING), torch.arange(20, 20 + TAPS - 1)
+    (values, tags), (conv_values, conv_tags) = pool(channels), pool(channels)
+    found, first = [], 0
+    for count in cuts:
+        ix = ring_index(ring, first, count, TAPS, entry=entry, padding=2)
+        padded = torch.cat([x[first : first + count], torch.full((2, channels), torch.nan)])
+        found.append(kernels.shift(padded, values, tags, ix))
+        kernels.short_conv(padded, normal(2, TAPS, channels), conv_values, conv_tags, ix, None)
+        assert not found[-1][count:].any()
+        found[-1] = found[-1][:count]
+        first += count
+    assert torch.equal(torch.cat(found), torch.cat([torch.zeros(1, channels), x[:-1]]))
+    assert torch.equal(values.nan_to_num(7.0), conv_values.nan_to_num(7.0))
+    assert torch.equal(tags, conv_tags)

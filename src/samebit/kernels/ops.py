@@ -25,6 +25,7 @@ SCHEMAS: Mapping[str, str] = {
     "swiglu": "(Tensor z, int threads) -> Tensor",
     "short_conv": f"(Tensor x, Tensor taps, Tensor(a!) rows, Tensor(b!) row_tags, {_CONV_INDEX}, Tensor? residual, "
     "int threads) -> Tensor",
+    "shift": f"(Tensor x, Tensor(a!) rows, Tensor(b!) row_tags, {_CONV_INDEX}, int threads) -> Tensor",
     "write_kv": "(Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor(c!) page_tags, "
     "Tensor write_slots, Tensor stamp_pages, Tensor stamp_tags, int threads) -> ()",
     "attention": "(Tensor q, Tensor rel, Tensor rel_proj, Tensor tau, Tensor k_pages, Tensor v_pages, "

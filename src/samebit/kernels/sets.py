@@ -122,6 +122,14 @@ class KernelSet:
         )  # fmt: skip
         return out
 
+    def shift(self, x: Tensor, rows: Tensor, row_tags: Tensor, ix: ConvIndex) -> Tensor:
+        """y[t] = x[t - 1] for ``x`` [T, C], exactly; inputs are kept, and read before the step, as ``short_conv`` does."""
+        out: Tensor = self._ops.shift(
+            x, rows, row_tags, ix.query_start, ix.read_rows, ix.read_tags, ix.store_rows, ix.store_tags, ix.write_rows,
+            ix.write_tags, ix.entry_sources, ix.entry_source_tags, ix.entry_dest, ix.entry_tag, self.num_threads,
+        )  # fmt: skip
+        return out
+
     def write_kv(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, page_tags: Tensor, ix: KvIndex) -> None:
         """Put ``k``, ``v`` [T, nk * hd] into pages [P, nk, page_size, hd] and stamp completed pages in ``page_tags``."""
         self._ops.write_kv(

@@ -5,6 +5,7 @@ a small axis in order. Knows no model.
 """
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -59,19 +60,73 @@ def short_conv(
     residual: Tensor | None,
     threads: int,
 ) -> Tensor:
-    history = taps.shape[0] - 1
-    starts = query_start.tolist()
-    live = starts[-1]
     y = torch.zeros_like(x)
+    for part, inputs in _with_history(x, rows, query_start, read_rows):
+        total = torch.zeros_like(x[part])
+        for tap in range(taps.shape[0]):
+            total = total + taps[tap] * inputs[tap : tap + len(total)]
+        total = total + x[part]
+        y[part] = total if residual is None else total + residual[part]
+    _keep_inputs(
+        x, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
+        entry_sources, entry_source_tags, entry_dest, entry_tag,
+    )  # fmt: skip
+    return y
+
+
+def shift(
+    x: Tensor,
+    rows: Tensor,
+    row_tags: Tensor,
+    query_start: Tensor,
+    read_rows: Tensor,
+    read_tags: Tensor,
+    store_rows: Tensor,
+    store_tags: Tensor,
+    write_rows: Tensor,
+    write_tags: Tensor,
+    entry_sources: Tensor,
+    entry_source_tags: Tensor,
+    entry_dest: Tensor,
+    entry_tag: Tensor,
+    threads: int,
+) -> Tensor:
+    y = torch.zeros_like(x)
+    for part, inputs in _with_history(x, rows, query_start, read_rows):
+        y[part] = inputs[read_rows.shape[1] - 1 : -1]
+    _keep_inputs(
+        x, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
+        entry_sources, entry_source_tags, entry_dest, entry_tag,
+    )  # fmt: skip
+    return y
+
+
+def _with_history(x: Tensor, rows: Tensor, query_start: Tensor, read_rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """The tokens of each batch row, and their inputs behind those from before the step."""
     before = rows[read_rows]
-    before_tags = row_tags[read_rows]
-    for row, (start, end) in enumerate(itertools.pairwise(starts)):
-        inputs = torch.cat([before[row], x[start:end]])
-        total = torch.zeros_like(x[start:end])
-        for tap in range(history + 1):
-            total = total + taps[tap] * inputs[tap : tap + end - start]
-        total = total + x[start:end]
-        y[start:end] = total if residual is None else total + residual[start:end]
+    for row, (start, end) in enumerate(itertools.pairwise(query_start.tolist())):
+        yield slice(start, end), torch.cat([before[row], x[start:end]])
+
+
+def _keep_inputs(
+    x: Tensor,
+    rows: Tensor,
+    row_tags: Tensor,
+    query_start: Tensor,
+    read_rows: Tensor,
+    read_tags: Tensor,
+    store_rows: Tensor,
+    store_tags: Tensor,
+    write_rows: Tensor,
+    write_tags: Tensor,
+    entry_sources: Tensor,
+    entry_source_tags: Tensor,
+    entry_dest: Tensor,
+    entry_tag: Tensor,
+) -> None:
+    """Write checkpoint entries, the rows that were read, and the step's inputs; all reads come first."""
+    live = int(query_start[-1])
+    before, before_tags = rows[read_rows], row_tags[read_rows]
     from_pool = entry_sources < 0
     pool_source = torch.where(from_pool, -(entry_sources + 1), 0)
     entry_values = rows[pool_source]
@@ -87,7 +142,6 @@ def short_conv(
         wanted = where > 1
         rows[where[wanted]] = values[wanted]
         row_tags[where[wanted]] = tags[wanted]
-    return y
 
 
 def write_kv(
@@ -223,6 +277,7 @@ IMPLEMENTATIONS: dict[str, Any] = {
     "rms_norm": rms_norm,
     "swiglu": swiglu,
     "short_conv": short_conv,
+    "shift": shift,
     "write_kv": write_kv,
     "attention": attention,
     "route": route,

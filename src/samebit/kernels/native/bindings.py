@@ -5,7 +5,7 @@ range. Index bundles were checked when they were made (values.py). Knows nothing
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -161,22 +161,57 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         residual: Tensor | None,
         threads: int,
     ) -> Tensor:
-        x, stride = _rows(x)
         index = (
             query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
             entry_sources, entry_source_tags, entry_dest, entry_tag,
         )  # fmt: skip
-        check_dense(_FLOAT, rows, taps)
+        return convolve(x, taps, rows, row_tags, index, residual, threads)
+
+    def convolve(
+        x: Tensor,
+        taps: Tensor | None,
+        rows: Tensor,
+        row_tags: Tensor,
+        index: Sequence[Tensor],
+        residual: Tensor | None,
+        threads: int,
+    ) -> Tensor:
+        x, stride = _rows(x)
+        check_dense(_FLOAT, rows, *([] if taps is None else [taps]))
         check_dense(torch.int64, row_tags)
         tokens, channels = x.shape
         y = torch.empty(tokens, channels)
         extra = None if residual is None else _dense(residual)
+        num_rows, history = index[1].shape
         c_conv(
-            x.data_ptr(), taps.data_ptr(), rows.data_ptr(), row_tags.data_ptr(), *[i.data_ptr() for i in index],
-            None if extra is None else extra.data_ptr(), y.data_ptr(),
-            tokens, channels, taps.shape[0], query_start.shape[0] - 1, entry_tag.shape[0], stride, threads,
+            x.data_ptr(), None if taps is None else taps.data_ptr(), rows.data_ptr(), row_tags.data_ptr(),
+            *[i.data_ptr() for i in index], None if extra is None else extra.data_ptr(), y.data_ptr(),
+            tokens, channels, history + 1, num_rows, index[-1].shape[0], stride, threads,
         )  # fmt: skip
         return y
+
+    def shift(
+        x: Tensor,
+        rows: Tensor,
+        row_tags: Tensor,
+        query_start: Tensor,
+        read_rows: Tensor,
+        read_tags: Tensor,
+        store_rows: Tensor,
+        store_tags: Tensor,
+        write_rows: Tensor,
+        write_tags: Tensor,
+        entry_sources: Tensor,
+        entry_source_tags: Tensor,
+        entry_dest: Tensor,
+        entry_tag: Tensor,
+        threads: int,
+    ) -> Tensor:
+        index = (
+            query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
+            entry_sources, entry_source_tags, entry_dest, entry_tag,
+        )  # fmt: skip
+        return convolve(x, None, rows, row_tags, index, None, threads)
 
     def write_kv(
         k: Tensor,
@@ -228,7 +263,7 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         )  # fmt: skip
         return y
 
-    return {"short_conv": short_conv, "write_kv": write_kv, "attention": attention}
+    return {"short_conv": short_conv, "shift": shift, "write_kv": write_kv, "attention": attention}
 
 
 def _other_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:

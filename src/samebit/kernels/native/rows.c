@@ -55,6 +55,10 @@ typedef struct {
 static void conv_row(const conv_t *c, const float *const *in, long t, long c0, long width) {
   long C = c->C, K = c->K;
   float *y = c->y + t * C + c0;
+  if (!c->taps) {
+    memcpy(y, in[K - 2] + c0, sizeof(float) * width);
+    return;
+  }
   for (long v = 0; v < width; v += VL) {
     long left = width - v;
     V sum = zero();
@@ -96,7 +100,7 @@ static void conv_task(void *context, long index) {
   for (long t = live; t < c->T; t++) memset(c->y + t * C + c0, 0, bytes);
 }
 
-// `x` has rows `stride` apart, `taps` is [K, C].
+// `x` has rows `stride` apart, `taps` is [K, C]; without taps, y[t] is x[t - 1].
 void short_conv(const float *x, const float *taps, float *rows, int64_t *tags, const int32_t *query_start,
                 const int32_t *read_rows, const int64_t *read_tags, const int32_t *store_rows, const int64_t *store_tags,
                 const int32_t *write_rows, const int64_t *write_tags, const int32_t *entry_sources,
