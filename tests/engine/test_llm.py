@@ -24,6 +24,22 @@ def llm():
         ({"max_model_len": 9000}, "max_model_len=9000: the model's limit is 8192"),
         ({"num_window_pages": 3}, "num_window_pages=3: one request needs 10 with a window of 128"),
         ({"max_num_seqs": "many"}, "engine settings: Expected `int`, got `str` - at `$.max_num_seqs`"),
+        ({"speculative_config": {"method": "magic"}}, "speculative_config.method='magic': must be one of 'ngram'"),
+        ({"speculative_config": {"method": "ngram", "k": 5}}, "speculative_config.k=5: not known; there are method, "),
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": "5"}},
+            "speculative_config={'method': 'ngram', 'num_speculative_tokens': '5'}: Expected `int`, got `str`",
+        ),
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 33}},
+            "speculative_config.num_speculative_tokens=33: must be between 1 and 32",
+        ),
+        (
+            {"speculative_config": {"method": "ngram", "prompt_lookup_min": 6}},
+            "speculative_config.prompt_lookup_min=6: must be between 1 and prompt_lookup_max (5)",
+        ),
+        ({"speculative_config": {}}, "missing required field `method`"),
+        ({"speculative_config": "ngram"}, "at `$.speculative_config`"),
         ({"page_sise": 16}, "engine settings: Object contains unknown field `page_sise`"),
     ],
 )

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,12 +32,29 @@ from samebit.cli.flags import (
     given,
     plain_errors,
 )
+from samebit.cli.speculation import (
+    Algorithm,
+    DraftModel,
+    NumDraftTokens,
+    NumSteps,
+    SpeculativeJson,
+    from_flags,
+    from_json,
+)
 from samebit.core.errors import SamebitError
 
 if TYPE_CHECKING:
     from samebit.engine.conversation import Conversation
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def _known_level(level: str) -> str:
+    if level not in LOG_LEVELS:
+        raise typer.BadParameter(f"{level!r} is not one of {', '.join(LOG_LEVELS)}", param_hint="--log-level")
+    return level
+
+
 Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
 Port = Annotated[int, typer.Option("--port", help="0 takes a free one.", min=0, max=65535)]
 ServedName = Annotated[str | None, typer.Option("--served-model-name", help="Name in the API (default: MODEL).")]
@@ -49,7 +66,7 @@ ShutdownTimeout = Annotated[
 ]
 MaxQueued = Annotated[int, typer.Option("--max-queued-requests", help="Waiting requests; more get a 503.", min=0)]
 MaxBody = Annotated[int, typer.Option("--max-body-bytes", help="Largest request body.", min=1)]
-LogLevel = Annotated[str, typer.Option("--log-level", help=", ".join(LOG_LEVELS))]
+LogLevel = Annotated[str, typer.Option("--log-level", help=", ".join(LOG_LEVELS), callback=_known_level)]
 
 
 def serve(
@@ -70,6 +87,11 @@ def serve(
     num_threads: NumThreads = None,
     kernels: Kernels = None,
     graph: Graph = None,
+    speculative_config: SpeculativeJson = None,
+    speculative_algorithm: Algorithm = None,
+    speculative_num_draft_tokens: NumDraftTokens = None,
+    speculative_num_steps: NumSteps = None,
+    speculative_draft_model_path: DraftModel = None,
     seed: SeedStream = None,
     shutdown_timeout: ShutdownTimeout = 30.0,
     max_queued_requests: MaxQueued = 512,
@@ -77,41 +99,49 @@ def serve(
     log_level: LogLevel = "warning",
 ) -> None:
     """Serve MODEL over an OpenAI-compatible HTTP API."""
+    counts = (speculative_num_draft_tokens, speculative_num_steps)
+    options = {
+        "host": host,
+        "port": port,
+        "served_model_name": served_model_name,
+        "shutdown_timeout_s": shutdown_timeout,
+        "max_queued_requests": max_queued_requests,
+        "max_body_bytes": max_body_bytes,
+        "seed": seed,
+        "log_level": log_level,
+    }
+    status = _run_server(
+        options,
+        (speculative_config, speculative_algorithm, *counts, speculative_draft_model_path),
+        model=model,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        page_size=page_size,
+        checkpoint_interval=checkpoint_interval,
+        num_pages=num_pages,
+        num_window_pages=num_window_pages,
+        num_checkpoints=num_checkpoints,
+        cache_bytes=cache_bytes,
+        enable_prefix_caching=enable_prefix_caching,
+        num_threads=num_threads,
+        kernels=kernels,
+        graph=graph,
+    )
+    raise typer.Exit(status)
+
+
+def _run_server(options: dict[str, Any], speculation: tuple[Any, ...], **settings: Any) -> int:
+    """Any: fields of ServeOptions and of EngineConfig, and what `from_flags` takes."""
     from samebit.engine.launch import num_serving_threads  # noqa: PLC0415 - keeps help quick
     from samebit.server.run import ServeOptions  # noqa: PLC0415 - keeps help quick
     from samebit.server.run import serve as run  # noqa: PLC0415 - keeps help quick
 
-    if log_level not in LOG_LEVELS:
-        raise typer.BadParameter(f"{log_level!r} is not one of {', '.join(LOG_LEVELS)}", param_hint="--log-level")
+    if settings["num_threads"] is None:
+        settings["num_threads"] = num_serving_threads()
     with plain_errors():
-        config = engine_config(
-            model=model,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            page_size=page_size,
-            checkpoint_interval=checkpoint_interval,
-            num_pages=num_pages,
-            num_window_pages=num_window_pages,
-            num_checkpoints=num_checkpoints,
-            cache_bytes=cache_bytes,
-            enable_prefix_caching=enable_prefix_caching,
-            num_threads=num_serving_threads() if num_threads is None else num_threads,
-            kernels=kernels,
-            graph=graph,
-        )
-        options = ServeOptions(
-            host=host,
-            port=port,
-            served_model_name=served_model_name,
-            shutdown_timeout_s=shutdown_timeout,
-            max_queued_requests=max_queued_requests,
-            max_body_bytes=max_body_bytes,
-            seed=seed,
-            log_level=log_level,
-        )
-        status = run(config, options)
-    raise typer.Exit(status)
+        config = engine_config(**settings, speculative_config=from_flags(*speculation))
+        return run(config, ServeOptions(**options))
 
 
 def generate(
@@ -130,6 +160,7 @@ def generate(
     num_threads: NumThreads = None,
     kernels: Kernels = None,
     max_num_seqs: MaxNumSeqs = None,
+    speculative_config: SpeculativeJson = None,
 ) -> None:
     """Complete prompts in one batch, without a server."""
     if not prompt and source is None:
@@ -146,12 +177,18 @@ def generate(
     sampling = given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
     with plain_errors():
         check_sampling(sampling)
+        settings = given(
+            num_threads=num_threads,
+            kernels=kernels,
+            max_num_seqs=max_num_seqs,
+            speculative_config=from_json(speculative_config),
+        )
         lines = [BatchLine(prompt=text) for text in prompt or []] + ([] if source is None else read_lines(source))
         if target is not None:
             check_target(target)
         from samebit.engine.llm import LLM  # noqa: PLC0415 - mistakes are told before torch is loaded
 
-        llm = LLM(model, **given(num_threads=num_threads, kernels=kernels, max_num_seqs=max_num_seqs))
+        llm = LLM(model, **settings)
         outputs = run_lines(llm, lines, sampling, show_progress=len(lines) > 1 and sys.stderr.isatty())
         if target is not None:
             write_outputs(target, outputs)
@@ -173,6 +210,7 @@ def chat(
     num_threads: NumThreads = None,
     kernels: Kernels = None,
     max_model_len: MaxModelLen = None,
+    speculative_config: SpeculativeJson = None,
 ) -> None:
     """Talk to MODEL in the terminal. /reset begins anew, /quit or Ctrl-D ends."""
     import msgspec  # noqa: PLC0415 - keeps help quick
@@ -181,7 +219,13 @@ def chat(
 
     sampling = given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
     with plain_errors():
-        config = engine_config(model=model, num_threads=num_threads, kernels=kernels, max_model_len=max_model_len)
+        config = engine_config(
+            model=model,
+            num_threads=num_threads,
+            kernels=kernels,
+            max_model_len=max_model_len,
+            speculative_config=from_json(speculative_config),
+        )
         conversation = Conversation(config, system=system, seed=seed)
         conversation.set_params(msgspec.structs.replace(conversation.params, **sampling))
     typer.echo(f"{model}: /reset begins anew, /quit ends", err=True)

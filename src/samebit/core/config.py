@@ -65,16 +65,30 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 def parse_settings(settings: dict[str, object]) -> EngineConfig:
     """An EngineConfig from settings by name; ConfigError names the one that is unknown or of a wrong type or value."""
-    choices = {
-        name: get_args(hint) for name, hint in get_type_hints(EngineConfig).items() if get_origin(hint) is Literal
-    }
-    for name, value in settings.items():
-        if name in choices and value not in choices[name]:
-            raise ConfigError(f"{name}={value!r}: must be one of {', '.join(map(repr, choices[name]))}")
+    _check_choices("", EngineConfig, settings)
+    speculative = settings.get("speculative_config")
+    if isinstance(speculative, dict):
+        _check_choices("speculative_config.", SpeculativeConfig, speculative)
+        known = SpeculativeConfig.__struct_fields__
+        for name, value in speculative.items():
+            if name not in known:
+                raise ConfigError(f"speculative_config.{name}={value!r}: not known; there are {', '.join(known)}")
+        try:
+            msgspec.convert(speculative, SpeculativeConfig)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"speculative_config={speculative}: {error}") from error
     try:
         return msgspec.convert(settings, EngineConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"engine settings: {error}") from error
+
+
+def _check_choices(prefix: str, kind: type[msgspec.Struct], settings: dict[str, object]) -> None:
+    """Raise ConfigError for a value that is none of those that its field of `kind` names."""
+    choices = {name: get_args(hint) for name, hint in get_type_hints(kind).items() if get_origin(hint) is Literal}
+    for name, value in settings.items():
+        if name in choices and value not in choices[name]:
+            raise ConfigError(f"{prefix}{name}={value!r}: must be one of {', '.join(map(repr, choices[name]))}")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
