@@ -60,6 +60,19 @@ def test_right_guesses_take_fewer_steps():
     assert steps[9,] <= 6
 
 
+def test_a_request_can_go_without_guesses():
+    world = speculating((9,), max_drafts=4)
+    plain = world.add(SHARED[:5], max_tokens=20, speculation=False)
+    drafts = {}
+    for wanted in (plain, world.add(SHARED[:5], max_tokens=20, seed=1)):
+        drafts[wanted.request.request_id] = 0
+    while world.scheduler.has_work:
+        world.step()
+        for row in world.plan.rows:
+            drafts[row.request_id] += row.num_drafts
+    assert drafts["r0"] == 0 < drafts["r1"]
+
+
 @pytest.mark.parametrize("max_tokens", range(1, 12))
 def test_no_token_is_guessed_that_a_request_may_not_have(max_tokens):
     world = speculating((9,), max_drafts=4)

@@ -25,6 +25,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `seed` None means: draw one at the edge (it is reported back); the engine itself always gets a seed.
     `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 switch a filter off. `max_tokens` None means
     up to the model's limit. `logprobs` N reports the chosen token and the N most likely ones.
+    `speculation` False: no tokens are guessed for this request, which changes its speed and nothing else.
     """
 
     n: int = 1
@@ -42,6 +43,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    speculation: bool = True
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

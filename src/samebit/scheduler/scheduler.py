@@ -102,7 +102,7 @@ class Scheduler:
             max_length=num_prompt + wanted if wanted else self.max_length,
             prompt_end=(num_prompt - 1) // size * size,
             stop_ids=frozenset(stop_ids),
-            proposer=self._drafter(request) if self._drafter else None,
+            proposer=self._drafter(request) if self._drafter and request.params.speculation else None,
         )
         self._sequences[request.request_id] = sequence
         self._waiting.append(sequence)

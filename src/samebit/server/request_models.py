@@ -101,6 +101,7 @@ class _GenerationBody(_Body):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    speculation: bool | None = None
     prompt_logprobs: Whole | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
