@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 
 from samebit.core.config import Schedule
+from samebit.models.hidden import Hidden
 from tests.driving import make_request, run, run_alone
 from tests.exactness.test_small_model import pools, schedules, traffic
 
@@ -71,8 +72,8 @@ class Spoiled:
         return getattr(self._model, name)
 
     def forward(self, index, pools):
-        hidden = self._model.forward(index, pools)
-        return self._extra(hidden, index)
+        hidden = self._model.forward(index, pools).final
+        return Hidden(self._extra(hidden, index))
 
 
 def truth_test(hidden, index):

@@ -125,7 +125,7 @@ def test_a_step_needs_no_value_on_the_host(layout, monkeypatch):
         world.add(SHARED[first : first + 9], params={"max_tokens": 2, "temperature": 0.0})
     world.do(Step(1))
     model, pools = HashModel(world.config, META), StatePools(world.engine.pools.geometry, META)
-    hidden = forward(model, without_values(seen[0]), pools)
+    hidden = forward(model, without_values(seen[0]), pools.whole).final
     assert hidden.shape == (21, 1)
     assert model.logits(hidden).shape == (21, VOCAB)
 

@@ -41,7 +41,7 @@ class Sequence:
 
     def advance(self, token_ids: list[int], pad_tokens: int = 0) -> Tensor:
         """Run one step over the next tokens; the logits after each of them, [len(token_ids), V]."""
-        hidden = self._model.forward(self.next_index(token_ids, pad_tokens), self.pools)
+        hidden = self._model.forward(self.next_index(token_ids, pad_tokens), self.pools.whole).final
         return self._model.logits(hidden[: len(token_ids)])
 
     def next_index(self, token_ids: list[int], pad_tokens: int = 0) -> StepIndex:

@@ -116,9 +116,9 @@ def seeds_of_the_neighbour(original, buffer, plan):
     return view
 
 
-def zeroed(sources, pools):
-    """No rows of checkpoints."""
-    cached = sources.pool_rows >= pools.geometry.snapshot_base(1)
+def zeroed(sources, conv):
+    """No rows of checkpoints: those that are stored as well."""
+    cached = torch.cat([torch.zeros_like(conv.entry_dest, dtype=torch.bool).flatten(), (conv.store_rows > 1).flatten()])
     return replace(
         sources,
         pool_rows=torch.where(cached, 0, sources.pool_rows),

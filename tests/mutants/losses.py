@@ -32,13 +32,13 @@ class Lossy(HashModel):
             sources = replace(sources, dest=torch.where(entries, SINK_ROW, sources.dest))
         return super()._convolve(x, pool, index, sources)
 
-    def _attend(self, x, pool, index, group, row):
+    def _attend(self, x, pool, index, group, window, row):
         layers = [layer.k.data_ptr() for layer in self.layers[group]]
         if self.lost == ("stamp", group, layers.index(pool.k.data_ptr())):
             kv = list(index.kv)
             kv[group] = replace(kv[group], stamp_pages=torch.full_like(kv[group].stamp_pages, SINK_PAGE))
             index = replace(index, kv=tuple(kv))
-        return super()._attend(x, pool, index, group, row)
+        return super()._attend(x, pool, index, group, window, row)
 
 
 def check_losses() -> None:

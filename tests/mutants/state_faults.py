@@ -183,7 +183,7 @@ STATE_MUTANTS = [
             edit(
                 "models.hash:HashModel.forward",
                 "index.conv, sources)",
-                "index.conv, _zeroed(sources, pools) if place.layer else sources)",
+                "index.conv, _zeroed(sources, index.conv) if place.layer else sources)",
             ),
         ),
         "hits",

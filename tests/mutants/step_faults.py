@@ -104,8 +104,8 @@ STEP_MUTANTS = [
         (
             edit(
                 "models.hash:HashModel.forward",
-                "return x[:, None]",
-                "return x[:, None] * (1 if index.num_tokens > 0 else 1)",
+                "return Hidden(x[:, None])",
+                "return Hidden(x[:, None] * (1 if index.num_tokens > 0 else 1))",
             ),
         ),
         "graphs",

@@ -17,9 +17,10 @@ from samebit.indexing import StepIndex
 from samebit.kernels.sets import KernelSet
 from samebit.models.checkpoint import read_json
 from samebit.models.hash import load_hash
+from samebit.models.hidden import Hidden
 from samebit.models.inkling_weights import load_inkling
 from samebit.state.layout import StateLayout
-from samebit.state.pools import StatePools
+from samebit.state.pools import PoolPart
 
 
 class CausalLM(Protocol):
@@ -36,15 +37,12 @@ class CausalLM(Protocol):
         """What the model keeps for each request."""
         ...
 
-    def forward(self, index: StepIndex, pools: StatePools) -> Tensor:
-        """Run the step's tokens through all layers: [T, H], after the final norm. Writes the pools.
-
-        The elements are fp32, or whatever else `logits` takes.
-        """
+    def forward(self, index: StepIndex, pools: PoolPart) -> Hidden:
+        """Run the step's tokens through all layers, up to the final norm. Writes the pools."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[L, V] fp32 for rows [L, H] of `forward`'s result."""
+        """[L, V] fp32 for rows [L, H] of `forward`'s final hidden states."""
         ...
 
     def linear_shapes(self) -> set[tuple[int, int]]:

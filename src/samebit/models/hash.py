@@ -31,8 +31,9 @@ from samebit.core.errors import CheckpointError
 from samebit.indexing import StepIndex
 from samebit.kernels.values import ConvIndex
 from samebit.models.checkpoint import read_json
+from samebit.models.hidden import Hidden
 from samebit.state.layout import ConvStream, KvLayer, PageGroup, StateLayout
-from samebit.state.pools import ConvPool, KvPool, StatePools
+from samebit.state.pools import ConvPool, KvPool, PoolPart
 
 _A = 0x9E3779B97F4A7C15 - (1 << 64)
 _B = 0xC2B2AE3D27D4EB4F - (1 << 64)
@@ -121,17 +122,18 @@ class HashModel:
         """None: there are no linear maps."""
         return set()
 
-    def forward(self, index: StepIndex, pools: StatePools) -> Tensor:
-        """[T, 1] int64 after the last mixer. Writes K, V and conv rows."""
+    def forward(self, index: StepIndex, pools: PoolPart) -> Hidden:
+        """`final` is [T, 1] int64 after the last mixer. Writes K, V and conv rows."""
         sources = _sources(index, self._layout.history)
         x = _mix(index.token_ids.long() * _A + index.positions * _B)
         for number, place in enumerate(self._places, start=1):
             if place.group < 0:
                 folded = self._convolve(x, pools.conv[place.layer], index.conv, sources)
             else:
-                folded = self._attend(x, pools.kv[place.group][place.layer], index, place.group, sources.row)
+                pool, group = pools.kv[place.group][place.layer], pools.groups[place.group]
+                folded = self._attend(x, pool, index, group, self._windows[place.group], sources.row)
             x = _mix(folded + _wrapped(number * _A))
-        return x[:, None]
+        return Hidden(x[:, None])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[L, V] fp32 for final rows [L, 1]: multiples of 2^-20 below 16, all exact."""
@@ -152,9 +154,9 @@ class HashModel:
         pool.row_tags.index_copy_(0, sources.write_rows, index.write_tags)
         return (inputs * self._weights).sum(dim=1)
 
-    def _attend(self, x: Tensor, pool: KvPool, index: StepIndex, group: int, row: Tensor) -> Tensor:
+    def _attend(self, x: Tensor, pool: KvPool, index: StepIndex, group: int, window: int | None, row: Tensor) -> Tensor:
         """Each word plus the sum over the keys and values it sees, the step's own included."""
-        kv, attn, window = index.kv[group], index.attn[group], self._windows[group]
+        kv, attn = index.kv[group], index.attn[group]
         slots, size = kv.write_slots.long(), pool.k.shape[2]
         pool.k.view(-1).index_copy_(0, slots, _mix(x + _A))
         pool.v.view(-1).index_copy_(0, slots, _mix(x + _B))

@@ -18,16 +18,21 @@ from samebit.layers.linear import Embedding, Linear
 from samebit.layers.mlp import DenseMlp, MoeMlp
 from samebit.layers.norm import RmsNorm
 from samebit.layers.short_conv import ShortConv
+from samebit.models.hidden import Hidden
 from samebit.models.inkling_config import InklingConfig
 from samebit.state.layout import ConvStream, KvLayer, PageGroup, StateLayout
-from samebit.state.pools import StatePools
+from samebit.state.pools import ConvPool, KvPool, PoolPart
 
-_STREAMS = ("kv", "attn", "mlp")
+STREAMS = ("kv", "attn", "mlp")
 
 
 @dataclass(frozen=True, slots=True)
 class InklingLayer:
-    """One block: x + conv(attention(norm(x))), then x + conv(mlp(norm(x))); each conv adds its own input as well."""
+    """One block: x + conv(attention(norm(x))), then x + conv(mlp(norm(x))); each conv adds its own input as well.
+
+    Called with x [T, H] fp32, tau [T] and where its state is, it gives the next x, and both terms of what it would be
+    without the last convolution.
+    """
 
     attn_norm: RmsNorm
     attention: Attention
@@ -35,6 +40,25 @@ class InklingLayer:
     mlp_norm: RmsNorm
     mlp: DenseMlp | MoeMlp
     mlp_conv: ShortConv
+
+    def __call__(
+        self, x: Tensor, tau: Tensor, index: StepIndex, state: BlockState
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        kv_rows, attn_rows, mlp_rows = state.streams
+        attention = AttentionState(state.kv, kv_rows, index.conv, index.kv[state.group], index.attn[state.group])
+        attended = self.attention(self.attn_norm(x), tau, attention)
+        x = self.attn_conv(attended, attn_rows, index.conv, x)
+        mixed = self.mlp(self.mlp_norm(x), index.num_tokens)
+        return self.mlp_conv(mixed, mlp_rows, index.conv, x), (x, mixed)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockState:
+    """Where a block keeps its state: its pages, the number of their group in the step's index, and its three conv streams."""
+
+    kv: KvPool
+    group: int
+    streams: tuple[ConvPool, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +75,24 @@ class InklingParts:
 
 
 class InklingModel:
-    """A `CausalLM`. Page groups are numbered by their first layer; conv streams are kv, attn, mlp of each layer in turn."""
+    """A `CausalLM`. Page groups are numbered by their first layer; conv streams are kv, attn, mlp of each layer in turn.
 
-    def __init__(self, config: InklingConfig, parts: InklingParts, device: torch.device) -> None:
+    `taps` are layers whose residual stream is wanted too, as it is before the MLP's convolution is added: that is what
+    published drafters for this architecture were trained on.
+    """
+
+    def __init__(
+        self, config: InklingConfig, parts: InklingParts, device: torch.device, taps: Sequence[int] = ()
+    ) -> None:
+        self.config = config
+        self._taps = tuple(taps)
         self.vocab_size = config.unpadded_vocab_size
         self.max_length = config.model_max_length
         self.num_parameters = parts.num_parameters
         self._parts = parts
         self._mup = config.logits_mup_width_multiplier
         self._layout = state_layout(config)
-        self._is_window = config.is_window
-        self._places = _places(config.is_window)
+        self._places = block_places(config.is_window)
         self._tau = log_scaling(config).to(device)
 
     def state_layout(self) -> StateLayout:
@@ -72,25 +103,20 @@ class InklingModel:
         """(N, K) of every linear map."""
         return set(self._parts.linear_shapes)
 
-    def forward(self, index: StepIndex, pools: StatePools) -> Tensor:
-        """[T, H] fp32 after the final norm, not yet divided by the muP multiplier. Writes K, V and conv rows."""
-        x = self._parts.embed_norm(self._parts.embedding(index.token_ids))
-        tau = self._tau[index.positions]
-        no_scaling = torch.ones_like(tau)
-        for i, (layer, is_window) in enumerate(zip(self._parts.layers, self._is_window, strict=True)):
-            group, place = self._places[i]
-            kv_rows, attn_rows, mlp_rows = pools.conv[len(_STREAMS) * i : len(_STREAMS) * (i + 1)]
-            state = AttentionState(
-                pools.kv[group][place],
-                kv_rows,
-                index.conv,
-                index.kv[group],
-                index.attn[group],
-            )
-            attended = layer.attention(layer.attn_norm(x), no_scaling if is_window else tau, state)
-            x = layer.attn_conv(attended, attn_rows, index.conv, x)
-            x = layer.mlp_conv(layer.mlp(layer.mlp_norm(x), index.num_tokens), mlp_rows, index.conv, x)
-        return self._parts.norm(x)
+    def forward(self, index: StepIndex, pools: PoolPart) -> Hidden:
+        """`final` is after the final norm, not yet divided by the muP multiplier. Writes K, V and conv rows."""
+        x = self.embedded(index.token_ids)
+        scaling = Scaling(self._tau, index.positions)
+        taps: dict[int, Tensor] = {}
+        for i, layer in enumerate(self._parts.layers):
+            x, parts = layer(x, scaling.of(self.config.is_window[i]), index, block_state(pools, self._places, i))
+            if i in self._taps:
+                taps[i] = parts[0] + parts[1]
+        return Hidden(self._parts.norm(x), tuple(taps[i] for i in self._taps))
+
+    def embedded(self, token_ids: Tensor) -> Tensor:
+        """What the first layer takes for token ids [T] int32: [T, H] fp32, normalised."""
+        return self._parts.embed_norm(self._parts.embedding(token_ids))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[L, V] fp32 over the true vocabulary for final hidden rows [L, H]."""
@@ -112,7 +138,7 @@ def state_layout(config: InklingConfig) -> StateLayout:
     for i, is_window in enumerate(config.is_window):
         kv = window if is_window else full
         widths = (2 * kv.num_kv_heads * kv.head_dim, config.hidden_size, config.hidden_size)
-        streams += [ConvStream(f"layers.{i}.{name}", width) for name, width in zip(_STREAMS, widths, strict=True)]
+        streams += [ConvStream(f"layers.{i}.{name}", width) for name, width in zip(STREAMS, widths, strict=True)]
     return StateLayout(groups=groups, streams=tuple(streams), kernel_size=config.sconv_kernel_size)
 
 
@@ -129,7 +155,26 @@ def log_scaling(config: InklingConfig) -> Tensor:
     return tau
 
 
-def _places(is_window: Sequence[bool]) -> list[tuple[int, int]]:
+class Scaling:
+    """The factors of a step's scores: the table `tau` at `positions` [T] for full layers, 1 for windows."""
+
+    def __init__(self, tau: Tensor, positions: Tensor) -> None:
+        self._full = tau[positions]
+        self._none = torch.ones_like(self._full)
+
+    def of(self, is_window: bool) -> Tensor:
+        """[T] fp32 for layers of a kind."""
+        return self._none if is_window else self._full
+
+
+def block_state(pools: PoolPart, places: Sequence[tuple[int, int]], layer: int, other_streams: int = 0) -> BlockState:
+    """Where block `layer` keeps its state, if each block's streams stand behind `other_streams` of its own kind."""
+    group, place = places[layer]
+    first = (len(STREAMS) + other_streams) * layer + other_streams
+    return BlockState(pools.kv[group][place], pools.groups[group], pools.conv[first : first + len(STREAMS)])
+
+
+def block_places(is_window: Sequence[bool]) -> list[tuple[int, int]]:
     """(page group, place in the group) of each layer."""
     kinds = list(dict.fromkeys(is_window))
     return [(kinds.index(kind), list(is_window[:i]).count(kind)) for i, kind in enumerate(is_window)]

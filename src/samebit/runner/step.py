@@ -47,7 +47,7 @@ def run_step(
 ) -> StepTensors:
     """Forward all tokens, draw or score every logits row, accept drafts, compare all tags."""
     index = addresses.fill(kernels)
-    hidden = model.forward(index, pools).index_select(0, index.sample_tokens)
+    hidden = model.forward(index, pools.whole).final.index_select(0, index.sample_tokens)
     tokens, logprobs, ranks, finite, top_ids, top_logprobs = _sample(model, kernels, hidden, inputs, index, bucket)
     tables = pools.tables
     accepted = kernels.accept(tokens, index.drafts, tables.length, tables.next_token, pools.geometry.max_drafts)

@@ -69,6 +69,36 @@ class StateLayout(msgspec.Struct, frozen=True):
         return 8 if self.element == "int64" else 4
 
 
+class LayoutPart(msgspec.Struct, frozen=True):
+    """Where a layout that was added to another lies in the joint one.
+
+    Its group g is group `groups[g]` there, its layers begin with `first_layers[g]`; its streams begin with `first_stream`.
+    """
+
+    groups: tuple[int, ...]
+    first_layers: tuple[int, ...]
+    first_stream: int
+
+
+def join_layouts(base: StateLayout, added: StateLayout) -> tuple[StateLayout, LayoutPart]:
+    """`base` with the layers and streams of `added` behind its own; layers of equal windows share a page table.
+
+    Both must agree in the kernel size and the element.
+    """
+    assert (base.kernel_size, base.element) == (added.kernel_size, added.element), "parts of one state are of one kind"
+    windows = [group.window for group in base.groups]
+    windows += [group.window for group in added.groups if group.window not in windows]
+    layers: list[tuple[KvLayer, ...]] = [group.layers for group in base.groups]
+    layers += [()] * (len(windows) - len(layers))
+    places = tuple(windows.index(group.window) for group in added.groups)
+    first_layers = tuple(len(layers[place]) for place in places)
+    for place, group in zip(places, added.groups, strict=True):
+        layers[place] += group.layers
+    groups = tuple(PageGroup(window, held) for window, held in zip(windows, layers, strict=True))
+    joint = msgspec.structs.replace(base, groups=groups, streams=base.streams + added.streams)
+    return joint, LayoutPart(places, first_layers, len(base.streams))
+
+
 class StateGeometry(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of every pool and the arithmetic of addresses.
 

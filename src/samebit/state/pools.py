@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from samebit.core.plan import SINK_PAGE, RetiredIds
-from samebit.state.layout import SINK_ROW, ZERO_ROW, StateGeometry
+from samebit.state.layout import SINK_ROW, ZERO_ROW, LayoutPart, StateGeometry
 
 _POISON_TAG = 0x7F7F7F7F7F7F7F7F
 _DTYPES = {"float32": torch.float32, "int64": torch.int64}
@@ -54,8 +54,17 @@ class SlotTables:
     page_stamps: tuple[Tensor, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PoolPart:
+    """One model's share of the state: `conv` streams, `kv[g]` layers; `groups[g]` is the number of its group g in a step's index."""
+
+    conv: tuple[ConvPool, ...]
+    kv: tuple[tuple[KvPool, ...], ...]
+    groups: tuple[int, ...]
+
+
 class StatePools:
-    """Owner of all state tensors of one rank."""
+    """Owner of all state tensors of one rank. `whole`: all of it, as the part of a model that has it to itself or comes first."""
 
     def __init__(self, geometry: StateGeometry, device: torch.device, *, poison: bool = False) -> None:
         self.geometry = geometry
@@ -78,9 +87,15 @@ class StatePools:
         )
         for conv in self.conv:
             conv.rows[ZERO_ROW] = 0
+        self.whole = PoolPart(self.conv, self.kv, tuple(range(len(self.kv))))
         self.tables = self._slot_tables(device)
         if poison:
             self._fill_with_poison()
+
+    def part(self, place: LayoutPart) -> PoolPart:
+        """The share of a layout that was added to another, from its first layers and stream on."""
+        kv = tuple(self.kv[g][first:] for g, first in zip(place.groups, place.first_layers, strict=True))
+        return PoolPart(self.conv[place.first_stream :], kv, place.groups)
 
     def wipe(self, retired: RetiredIds) -> None:
         """Overwrite freed memory with NaN (integers: a word nobody writes) and a tag nobody uses, if poison is on."""
