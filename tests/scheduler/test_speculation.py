@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from samebit.core.config import Schedule
+from samebit.core.request import SpeculationCounts
 from tests.fakes import VOCAB, make_geometry
+from tests.forced_drafts import ForcedDrafts
 from tests.scheduler.test_properties import LAYOUTS, MAX_LENGTH, SHARED
 from tests.scheduler.world import World
 
@@ -17,6 +19,13 @@ ACCEPTS = [(0,), (9,), (1, 0, 2), (3, 9, 0), (2, 7, 1, 0)]
 
 def speculating(accepts, *, max_drafts=4, budget=16, max_length=MAX_LENGTH, **options) -> World:
     return World(make_geometry(max_drafts=max_drafts, max_length=max_length), accepts=accepts, budget=budget, **options)
+
+
+def looking_beyond(answer: list[int]) -> World:
+    """All guesses are right, also behind the end of a request that stops before its answer does."""
+    world = speculating((9,), max_drafts=9)
+    world.scheduler._drafter = lambda request: ForcedDrafts(request, (9,), lambda: answer, VOCAB)
+    return world
 
 
 @pytest.mark.parametrize("accepts", ACCEPTS)
@@ -60,6 +69,38 @@ def test_right_guesses_take_fewer_steps():
     assert steps[9,] <= 6
 
 
+def test_guesses_are_counted_by_their_place_in_the_row():
+    world = speculating((2,), max_drafts=4)
+    watched = world.add(SHARED[:5], max_tokens=16)
+    gained = []
+    commit = world.scheduler.commit
+
+    def watch(output):
+        progress = commit(output)
+        gained.extend(item.speculation for item in progress)
+        return progress
+
+    world.scheduler.commit = watch
+    world.run()
+    assert len(watched.token_ids) == 1 + 5 * 3
+    counters = world.counters
+    # There is no room for more than two guesses in the last row.
+    assert (counters.num_drafts, counters.num_draft_tokens, counters.num_accepted_tokens) == (5, 4 * 4 + 2, 10)
+    assert counters.accepted_per_position == [5, 5, 0, 0]
+    assert counters.totals()["mean_acceptance_length"] == 3
+    assert counters.totals()["num_accepted_tokens_at_1"] == 5
+    assert sum(gained, SpeculationCounts()) == SpeculationCounts(5, 18, (5, 5))
+
+
+def test_what_is_accepted_behind_a_stop_does_not_count():
+    prompt = SHARED[:6]
+    wanted = World(make_geometry()).ask(prompt, max_tokens=12).token_ids
+    place = next(n for n, token in enumerate(wanted) if n > 1 and token not in wanted[:n])
+    world = looking_beyond(wanted)
+    world.ask(prompt, max_tokens=12, stop_token_ids=[wanted[place]])
+    assert world.counters.num_accepted_tokens == place < world.counters.num_draft_tokens
+
+
 def test_a_request_can_go_without_guesses():
     world = speculating((9,), max_drafts=4)
     plain = world.add(SHARED[:5], max_tokens=20, speculation=False)
@@ -90,7 +131,7 @@ def test_a_stop_inside_accepted_guesses_ends_there_and_is_published_up_to_there(
     wanted = World(make_geometry()).ask(prompt, max_tokens=12).token_ids
     stop = wanted[place]
     length = wanted.index(stop) + 1
-    world = speculating((9,), max_drafts=9)
+    world = looking_beyond(wanted)
     watched = world.ask(prompt, max_tokens=12, stop_token_ids=[stop])
     assert watched.token_ids == wanted[:length]
     assert watched.finish_reason == "stop"

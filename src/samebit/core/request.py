@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Literal
 
@@ -145,6 +146,40 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
+class SpeculationCounts(msgspec.Struct, frozen=True):
+    """How a request's guesses fared. `num_drafts`: rows of guesses that were verified; `num_draft_tokens`: guesses in them.
+
+    `accepted_per_position[i]`: how often the i-th guess of a row was accepted and became part of the answer; positions
+    behind the last that ever was are left out.
+    """
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Guesses that became part of the answer."""
+        return sum(self.accepted_per_position)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens that a row of guesses gave on average, its own next token among them; 0 where there was none."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0
+
+    def within(self, num_tokens: int) -> SpeculationCounts:
+        """The counts of one row of which only the first `num_tokens` tokens are part of the answer."""
+        return SpeculationCounts(self.num_drafts, self.num_draft_tokens, self.accepted_per_position[:num_tokens])
+
+    def __add__(self, other: SpeculationCounts) -> SpeculationCounts:
+        pairs = itertools.zip_longest(self.accepted_per_position, other.accepted_per_position, fillvalue=0)
+        return SpeculationCounts(
+            self.num_drafts + other.num_drafts,
+            self.num_draft_tokens + other.num_draft_tokens,
+            tuple(map(sum, pairs)),
+        )
+
+
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a request gained in one step. Text, token ids and logprobs always describe the same tokens, up to the stop.
 
@@ -160,6 +195,7 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    speculation: SpeculationCounts = SpeculationCounts()
     num_cached_tokens: int = 0
     num_preemptions: int = 0
 
@@ -176,6 +212,13 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str | int | None = None
 
 
+class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """How a prompt's samples came about, all together: what they took from the prefix cache, and how guesses fared."""
+
+    num_cached_tokens: int
+    speculation: SpeculationCounts
+
+
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """All samples of one prompt. `num_cached_tokens` counts prompt tokens taken from the prefix cache at first admission."""
 
@@ -185,6 +228,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     outputs: list[CompletionOutput]
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
     finished: bool = True
 
 

@@ -17,7 +17,7 @@ import zmq
 import zmq.asyncio
 
 from samebit.core.errors import EngineDeadError, InvalidRequestError, OverloadedError, SamebitError
-from samebit.core.request import EngineInfo, EngineOutput, Request
+from samebit.core.request import EngineInfo, EngineOutput, Request, SpeculationCounts
 from samebit.engine.messages import (
     Abort,
     Fatal,
@@ -281,6 +281,7 @@ def merge(outputs: Sequence[EngineOutput]) -> EngineOutput:
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         error=last.error,
+        speculation=sum((output.speculation for output in outputs), SpeculationCounts()),
         num_cached_tokens=last.num_cached_tokens,
         num_preemptions=last.num_preemptions,
     )

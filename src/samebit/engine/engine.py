@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -133,7 +132,7 @@ class Engine:
             **usage,
             "usage_checkpoints": manager.snapshots.num_used / manager.snapshots.total,
             "evicted_tokens": manager.num_evicted_tokens,
-            **asdict(self.scheduler.counters),
+            **self.scheduler.counters.totals(),
             **self._totals,
         }
 

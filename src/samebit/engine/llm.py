@@ -16,8 +16,10 @@ from samebit.core.request import (
     EngineOutput,
     Logprob,
     Request,
+    RequestMetrics,
     RequestOutput,
     SamplingParams,
+    SpeculationCounts,
     TokenLogprobs,
 )
 from samebit.engine.chat_template import load_chat_template
@@ -197,6 +199,7 @@ class _Collected:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
+        self.speculation = SpeculationCounts()
         self.last: EngineOutput | None = None
 
     @property
@@ -210,6 +213,7 @@ class _Collected:
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs
         self.prompt_logprobs += output.prompt_logprobs
+        self.speculation += output.speculation
         self.last = output
 
 
@@ -244,6 +248,10 @@ def _request_output(
         outputs=[_completion(index, part, request.params, tokenizer) for index, part in enumerate(parts)],
         prompt_logprobs=_prompt_logprobs(request.params, first, tokenizer),
         num_cached_tokens=first.last.num_cached_tokens,
+        metrics=RequestMetrics(
+            num_cached_tokens=sum(part.last.num_cached_tokens for part in parts if part.last),
+            speculation=sum((part.speculation for part in parts), SpeculationCounts()),
+        ),
     )
 
 

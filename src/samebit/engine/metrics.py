@@ -19,6 +19,14 @@ _NEXT_TOKEN_BUCKETS_S = (
 )
 _REQUEST_BUCKETS_S = (*(0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 1200),)
 
+# Totals of speculation, which vLLM's dashboards look for under its own prefix: the engine's name, theirs, what they count.
+_SPECULATION_TOTALS = (
+    ("num_drafts", "spec_decode_num_drafts", "Rows of guesses that were verified"),
+    ("num_draft_tokens", "spec_decode_num_draft_tokens", "Tokens guessed"),
+    ("num_accepted_tokens", "spec_decode_num_accepted_tokens", "Guesses that were accepted"),
+)
+_AT_POSITION = "num_accepted_tokens_at_"
+
 # Engine totals: its name for them, ours, and what they count.
 _ENGINE_TOTALS = (
     ("num_preemptions", "num_preemptions", "Requests that were put back into the queue"),
@@ -124,9 +132,32 @@ class _EngineStats(Collector):
         yield self._gauge("swa_token_usage", "Use of the sliding-window pages, 0 to 1", window)
         yield self._gauge("conv_usage", "Use of the convolution checkpoints, 0 to 1", conv)
         for key, name, text in _ENGINE_TOTALS:
-            family = CounterMetricFamily(f"samebit:{name}", text, labels=("model_name",))
-            family.add_metric((self._model_name,), values.get(key, 0))
+            yield self._total(f"samebit:{name}", text, values.get(key, 0))
+        yield from self._speculation(values)
+
+    def _speculation(self, values: dict[str, float]) -> Iterator[Metric]:
+        guessed = values.get("num_draft_tokens", 0)
+        rate = values.get("num_accepted_tokens", 0) / guessed if guessed else 0.0
+        mean = values.get("mean_acceptance_length", 0)
+        yield self._gauge("spec_accept_length", "Mean tokens of a row of guesses, its next token among them", mean)
+        yield self._gauge("spec_accept_rate", "Share of guesses that were accepted", rate)
+        positions = {name.removeprefix(_AT_POSITION): n for name, n in values.items() if name.startswith(_AT_POSITION)}
+        for prefix in ("samebit", "vllm"):
+            for key, name, text in _SPECULATION_TOTALS:
+                yield self._total(f"{prefix}:{name}", text, values.get(key, 0))
+            family = CounterMetricFamily(
+                f"{prefix}:spec_decode_num_accepted_tokens_per_pos",
+                "Guesses that were accepted, by their place in the row",
+                labels=("model_name", "position"),
+            )
+            for position, count in positions.items():
+                family.add_metric((self._model_name, position), count)
             yield family
+
+    def _total(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=("model_name",))
+        family.add_metric((self._model_name,), value)
+        return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"samebit:{name}", text, labels=("model_name",))

@@ -73,6 +73,7 @@ class OutputProcessor:
             finish_reason=reason,
             stop_reason=stop,
             error=progress.error,
+            speculation=progress.speculation.within(len(tokens)),
             num_cached_tokens=progress.num_cached_tokens,
             num_preemptions=progress.num_preemptions,
         )

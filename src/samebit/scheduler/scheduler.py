@@ -7,7 +7,6 @@ A pure function of its calls: no tensors, clock, randomness or I/O. One step is 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from itertools import takewhile
 
 import msgspec
@@ -15,7 +14,8 @@ import msgspec
 from samebit.core.config import EngineConfig
 from samebit.core.errors import InvalidRequestError, PromptTooLongError
 from samebit.core.plan import DRAW, BatchPlan, SampleOutput, StepOutput
-from samebit.core.request import FinishReason, Request, TokenLogprobs
+from samebit.core.request import FinishReason, Request, SpeculationCounts, TokenLogprobs
+from samebit.scheduler.counters import Counters
 from samebit.scheduler.planning import (
     PlannedRow,
     chunk_limit,
@@ -28,18 +28,6 @@ from samebit.scheduler.planning import (
 from samebit.scheduler.sequence import Progress, Sequence, Status
 from samebit.speculative.host import HostDrafter
 from samebit.state.manager import StateManager
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the start."""
-
-    num_preemptions: int = 0
-    num_published: int = 0
-    num_refused_checkpoints: int = 0
-    num_damaged_resumes: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
 
 
 class Scheduler:
@@ -270,7 +258,7 @@ class Scheduler:
         usable = intact and len(finite) == len(samples)
         progress = None
         if intact and sequence.status is Status.RUNNING and sequence.finish_reason is None:
-            progress = self._take_samples(sequence, row, finite)
+            progress = self._take_samples(sequence, row, finite, output.accepted[number])
         if usable:
             # What was accepted behind a stop is no part of the sequence.
             length = min(row.start + row.num_tokens - rejected, len(sequence.token_ids))
@@ -309,7 +297,9 @@ class Scheduler:
                 self._manager.discard(pending)
                 self.counters.num_refused_checkpoints += not is_past
 
-    def _take_samples(self, sequence: Sequence, row: PlannedRow, samples: list[SampleOutput]) -> Progress | None:
+    def _take_samples(
+        self, sequence: Sequence, row: PlannedRow, samples: list[SampleOutput], num_accepted: int
+    ) -> Progress | None:
         """Fold a row's results into its sequence one by one, up to where it stops."""
         scored: list[TokenLogprobs] = []
         drawn: list[TokenLogprobs] = []
@@ -326,9 +316,9 @@ class Scheduler:
                 break
         sequence.num_scored += len(scored)
         sequence.drew_last = bool(drawn)
+        counts = SpeculationCounts()
         if row.drafts:
-            self.counters.num_draft_tokens += len(row.drafts)
-            self.counters.num_accepted_tokens += max(0, len(drawn) - 1)
+            counts = self.counters.verified(len(row.drafts), min(num_accepted, len(drawn)))
         if not (scored or drawn):
             return None
         return Progress(
@@ -337,6 +327,7 @@ class Scheduler:
             prompt=scored,
             finish_reason=reason,
             stop_token_id=stop_id,
+            speculation=counts,
             num_cached_tokens=max(sequence.num_cached, 0),
             num_preemptions=sequence.num_preemptions,
         )

@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from samebit.core.request import FinishReason, Request, TokenLogprobs
+from samebit.core.request import FinishReason, Request, SpeculationCounts, TokenLogprobs
 from samebit.speculative.host import Proposer
 from samebit.state.manager import SequenceState
 
@@ -30,6 +30,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     error: str | None = None
+    speculation: SpeculationCounts = SpeculationCounts()
     num_cached_tokens: int = 0
     num_preemptions: int = 0
 

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from samebit.core.errors import SamebitError, StepError
-from samebit.core.request import EngineOutput
+from samebit.core.request import EngineOutput, SpeculationCounts
 from samebit.engine.client import merge
 from samebit.engine.tokenizer import Tokenizer
 from samebit.server.errors import describe
-from samebit.server.response_models import Choice, PromptTokensDetails, Usage
+from samebit.server.response_models import Choice, CompletionTokensDetails, PromptTokensDetails, Usage
 from samebit.server.shapes import ChatShape, CompletionShape, Shape
 from samebit.server.translate import Job
 
@@ -31,6 +31,7 @@ class Answer:
         self._index_of = {request.request_id: index for index, request in enumerate(job.requests)}
         self._num_tokens = [0] * len(job.requests)
         self._num_cached = [0] * len(job.requests)
+        self._speculation = SpeculationCounts()
 
     async def whole(self, outputs: AsyncIterator[EngineOutput]) -> bytes:
         """The body of an answer that is not streamed. Raises what the engine ended a request with."""
@@ -72,12 +73,15 @@ class Answer:
         index = self._index_of[output.request_id]
         self._num_tokens[index] += 0 if self._job.is_scoring else len(output.token_ids)
         self._num_cached[index] = output.num_cached_tokens
+        self._speculation += output.speculation
 
     def _usage(self) -> Usage:
         step = self._job.num_samples
         prompt = sum(len(request.prompt_token_ids) for request in self._job.requests[::step])
         answer = sum(self._num_tokens)
-        return Usage(prompt, answer, prompt + answer, PromptTokensDetails(sum(self._num_cached[::step])))
+        accepted = self._speculation.num_accepted_tokens
+        guesses = CompletionTokensDetails(accepted, self._speculation.num_draft_tokens - accepted)
+        return Usage(prompt, answer, prompt + answer, PromptTokensDetails(sum(self._num_cached[::step])), guesses)
 
     def _event(self, choices: list[Choice], **extra: Any) -> bytes:  # Any: as in `events`
         options = self._job.stream_options

@@ -19,6 +19,13 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """Guesses of speculation that became part of the answers, and those that did not; only the first are tokens of it."""
+
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of a request; a prompt counts once, however many samples are drawn."""
 
@@ -26,6 +33,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):

@@ -1,0 +1,65 @@
+"""A server whose tokens are guessed ahead: the same answers, and counts of guesses where dashboards and clients look."""
+
+import re
+
+import pytest
+
+from tests.server.driver import COMMAND, events_of, running
+
+PROMPT = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\ndef mul(a, b):\n"
+ASK = {"temperature": 0, "max_tokens": 24, "logprobs": 1}
+
+
+@pytest.fixture(scope="module")
+def guessing(tmp_path_factory):
+    flags = ["--num-threads", "1", "--port", "0", "--cache-bytes", "200000000"]
+    sglang = ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "5"]
+    log = tmp_path_factory.mktemp("speculation") / "log"
+    with running([COMMAND, "serve", "nano", *flags, *sglang], log) as server:
+        yield server.wait_ready()
+
+
+def details(body):
+    found = body["usage"]["completion_tokens_details"]
+    return found["accepted_prediction_tokens"], found["rejected_prediction_tokens"]
+
+
+def test_usage_tells_accepted_and_rejected_guesses(guessing):
+    whole = guessing.complete(PROMPT, **ASK)
+    accepted, rejected = details(whole)
+    assert 0 < accepted < whole["usage"]["completion_tokens"] == 24
+    assert rejected > 0
+    body = {"prompt": PROMPT, **ASK, "stream": True, "stream_options": {"include_usage": True}}
+    events = events_of(guessing.post("/v1/completions", body)[2])
+    assert details(events[-1]) == (accepted, rejected)
+    pieces = [event["choices"][0] for event in events[:-1]]
+    assert "".join(piece["text"] for piece in pieces) == whole["choices"][0]["text"]
+
+
+def test_a_request_can_go_without_guesses_and_has_the_same_answer(guessing):
+    without = guessing.complete(PROMPT, **ASK, speculation=False)
+    assert details(without) == (0, 0)
+    guessed = guessing.complete(PROMPT, **ASK)
+    assert details(guessed) != (0, 0)
+    assert without["choices"] == guessed["choices"]
+
+
+def test_metrics_have_the_names_that_dashboards_know(guessing):
+    guessing.complete(PROMPT, **ASK)
+    guessing.until(lambda: guessing.stat("num_drafts"))
+    text = guessing.get("/metrics")[2]
+
+    def value(name, labels=""):
+        return float(re.search(rf'^{name}{{model_name="nano"{labels}}} (\S+)$', text, re.MULTILINE)[1])
+
+    for prefix in ("samebit", "vllm"):
+        rows = value(f"{prefix}:spec_decode_num_drafts_total")
+        accepted = value(f"{prefix}:spec_decode_num_accepted_tokens_total")
+        guessed = value(f"{prefix}:spec_decode_num_draft_tokens_total")
+        by_position = [
+            value(f"{prefix}:spec_decode_num_accepted_tokens_per_pos_total", f',position="{n}"') for n in range(4)
+        ]
+        assert 0 < accepted < guessed <= 4 * rows
+        assert sum(by_position) == accepted
+    assert value("samebit:spec_accept_length") == pytest.approx(1 + accepted / rows)
+    assert value("samebit:spec_accept_rate") == pytest.approx(accepted / guessed)
