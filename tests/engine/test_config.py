@@ -12,6 +12,8 @@ from samebit.core.errors import ConfigError
         {"chunk_sizes": (16, 0)},
         {"preempt_percent": -1},
         {"preempt_percent": 101},
+        {"spoil_percent": -1},
+        {"spoil_percent": 101},
         {"max_rows": -1},
         {"pad_tokens": -1},
         {"pad_rows": -1},

@@ -54,6 +54,7 @@ SCHEDULES = st.fixed_dictionaries(
         "pad_tokens": st.sampled_from([0, 0, 1, 5]),
         "pad_rows": st.sampled_from([0, 0, 1, 3]),
         "shuffle_rows": st.booleans(),
+        "spoil_percent": st.sampled_from([0, 0, 30, 100]),
     }
 )
 SAMPLING = st.fixed_dictionaries(

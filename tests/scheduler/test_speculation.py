@@ -92,6 +92,18 @@ def test_guesses_are_counted_by_their_place_in_the_row():
     assert sum(gained, SpeculationCounts()) == SpeculationCounts(5, 18, (5, 5))
 
 
+@pytest.mark.parametrize("percent", [0, 30, 100])
+def test_a_schedule_can_spoil_guesses_that_are_then_rejected(percent):
+    schedule = Schedule(seed=3, spoil_percent=percent)
+    world = World(make_geometry(max_drafts=4, max_length=MAX_LENGTH), accepts=(9,), schedule=schedule)
+    for number in range(5):
+        world.add(SHARED[number : number + 3], max_tokens=16)
+    world.run()
+    accepted, guessed = world.counters.num_accepted_tokens, world.counters.num_draft_tokens
+    assert guessed > 40
+    assert {0: accepted == guessed, 30: 0 < accepted < guessed, 100: accepted == 0}[percent]
+
+
 def test_what_is_accepted_behind_a_stop_does_not_count():
     prompt = SHARED[:6]
     wanted = World(make_geometry()).ask(prompt, max_tokens=12).token_ids

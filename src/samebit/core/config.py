@@ -17,6 +17,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `chunk_sizes`: prefill is cut into these lengths in turn (empty: as the budget allows). `preempt_percent`: chance per
     running request and step of being preempted (the oldest never is). `max_rows`: most batch rows a step (0: no cap).
     `pad_tokens`, `pad_rows`: inert tokens and rows added to each step's bucket. `shuffle_rows`: order rows by the seed.
+    `spoil_percent`: chance per guess of being replaced by another token before it is verified.
     """
 
     seed: int = 0
@@ -26,13 +27,15 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pad_tokens: int = 0
     pad_rows: int = 0
     shuffle_rows: bool = False
+    spoil_percent: int = 0
 
     def validate(self) -> None:
         """Raise ConfigError naming the first field that is out of range."""
         if any(size < 1 for size in self.chunk_sizes):
             raise ConfigError(f"schedule.chunk_sizes={self.chunk_sizes}: each must be at least 1")
-        if not 0 <= self.preempt_percent <= 100:
-            raise ConfigError(f"schedule.preempt_percent={self.preempt_percent}: must be between 0 and 100")
+        for name in ("preempt_percent", "spoil_percent"):
+            if not 0 <= getattr(self, name) <= 100:
+                raise ConfigError(f"schedule.{name}={getattr(self, name)}: must be between 0 and 100")
         for name in ("max_rows", "pad_tokens", "pad_rows"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"schedule.{name}={getattr(self, name)}: must not be negative")

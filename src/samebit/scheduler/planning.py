@@ -57,7 +57,16 @@ def write_plan(
         samples += _plan_samples(row, number)
         row.targets = [sample.target for sample in samples[row.first_sample :]]
     retired = manager.take_newly_free()
-    return BatchPlan(step, rows, samples, entries, deltas, retired, schedule.pad_tokens, schedule.pad_rows)
+    return BatchPlan(
+        step=step,
+        rows=rows,
+        samples=samples,
+        entries=entries,
+        page_deltas=deltas,
+        retired=retired,
+        pad_tokens=schedule.pad_tokens,
+        pad_rows=schedule.pad_rows,
+    )
 
 
 def next_scored(sequence: Sequence) -> int:
@@ -95,6 +104,15 @@ def is_picked(schedule: Schedule, step: int, owner: int) -> bool:
     """A seeded choice that is true for `preempt_percent` of all (step, owner) pairs."""
     percent = schedule.preempt_percent
     return percent > 0 and owner_tag(step ^ (schedule.seed << 32), owner) % 100 < percent
+
+
+def spoiled(schedule: Schedule, step: int, owner: int, guesses: list[int]) -> list[int]:
+    """`guesses`, a seeded `spoil_percent` of them replaced by another token."""
+    if not schedule.spoil_percent:
+        return guesses
+    words = (owner_tag(step ^ (schedule.seed << 32), ((place + 1) << 40) ^ owner) for place in range(len(guesses)))
+    picked = (word % 100 < schedule.spoil_percent for word in words)
+    return [(token - 1 if token else 1) if pick else token for token, pick in zip(guesses, picked, strict=True)]
 
 
 def publishable_boundary(state: SequenceState, page_size: int) -> int | None:

@@ -23,6 +23,7 @@ from samebit.scheduler.planning import (
     match_limit,
     promised_boundary,
     publishable_boundary,
+    spoiled,
     write_plan,
 )
 from samebit.scheduler.sequence import Progress, Sequence, Status
@@ -188,9 +189,10 @@ class Scheduler:
         """Guesses of the tokens behind a sequence's last one, fewer than it may still have."""
         allowed = sequence.max_length - len(sequence.token_ids) - 1
         limit = min(room, allowed, self._manager.geometry.max_drafts)
-        if sequence.proposer is None or limit < 1:
+        if sequence.proposer is None or sequence.state is None or limit < 1:
             return []
-        return sequence.proposer.propose(sequence.token_ids, limit)[:limit]
+        guesses = sequence.proposer.propose(sequence.token_ids, limit)[:limit]
+        return spoiled(self._config.schedule, self._step, sequence.state.owner, guesses)
 
     def _awaits_prefix(self, sequence: Sequence) -> bool:
         """Whether a running sequence is about to publish more of this one's tokens than the cache holds now."""
