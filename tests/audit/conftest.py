@@ -28,7 +28,7 @@ def audit_small(small_model):
             num_window_pages=200,
             num_checkpoints=60,
         )
-        axes = [dict(zip(Scenario.__struct_fields__, name.split("/"), strict=True)) for name in names]
+        axes = [dict(zip(Scenario.__struct_fields__, name.split("/"), strict=False)) for name in names]
         scenarios = [Scenario(**each) for each in axes] if names else None
         return audit_model(
             config,

@@ -24,8 +24,8 @@ def test_an_audit_of_a_model_writes_its_reports(small_model, tmp_path):
     names = [cell["request"] for cell in report["scenarios"][0]["cells"]]
     assert names[:2] == ["line 1", "line 1, sample 1"]
     assert len(names) == 5
-    assert len(done.stderr.splitlines()) == len(report["scenarios"]) == 54
-    assert page.read_text().count("<rect ") == 54 * 5
+    assert len(done.stderr.splitlines()) == len(report["scenarios"]) == 70
+    assert page.read_text().count("<rect ") == 70 * 5
 
 
 def test_an_audit_that_proves_too_little_fails(small_model):
@@ -65,6 +65,7 @@ def test_the_exit_status_of_an_audit_of_a_server(fake, status, tmp_path):
         (["--replay", "nowhere.json"], "nowhere.json"),
         (["nano", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         (["nano", "--num-prompts", "0"], "num_prompts=0"),
+        (["nano", "--speculative-config", '{"method": "magic"}'], "magic"),
         (["nano", "--kernels", "magic"], "magic"),
         (["nano", "--json", "no/where.json"], "no/where.json"),
         (["nano", "--max-tokens", "100000"], "max_tokens=100000"),

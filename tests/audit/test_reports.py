@@ -16,7 +16,7 @@ from tests.audit.test_white_box import LosesConvRows
 # Who reads reports relies on these; a name that changes or goes needs another SCHEMA.
 WHITE_BOX_KEYS = [
     "kind", "schema", "model", "system_fingerprint", "profile", "environment", "seed", "status", "seconds", "observations",
-    "mismatches", "positions", "counts", "requests", "first_difference", "problems", "scenarios",
+    "mismatches", "positions", "counts", "requests", "guesses", "first_difference", "problems", "scenarios",
 ]  # fmt: skip
 BLACK_BOX_KEYS = [
     "kind", "schema", "url", "model", "system_fingerprint", "abilities", "environment", "seed", "status", "seconds",
@@ -25,7 +25,7 @@ BLACK_BOX_KEYS = [
 SCENARIO_KEYS = ["name", "axes", "counts", "seconds", "cells", "problems"]
 CELL_KEYS = [
     "request", "observations", "mismatches", "positions", "runs", "hits", "preempted", "batched", "cached_tokens",
-    "first_difference",
+    "guessed", "accepted", "first_difference",
 ]  # fmt: skip
 DIFFERENCE_KEYS = ["request", "position", "layer", "component", "element", "expected", "observed"]
 

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 import torch
 
-from samebit.audit.scenarios import CACHES, CHUNKS, COMPANIES, EXECUTIONS, all_scenarios
+from samebit.audit.drafts import DEFAULT
+from samebit.audit.scenarios import CACHES, CHUNKS, COMPANIES, DRAFTS, EXECUTIONS, all_scenarios
 from samebit.core.config import EngineConfig, Schedule
 from samebit.engine.engine import Engine
 
@@ -14,6 +15,8 @@ COLD = "cold/solo/whole/eager"
 HIT = "hit/solo/whole/eager"
 BATCH = "cold/batch/whole/eager"
 PREEMPTED = "cold/preempted/whole/eager"
+GUESSED = "cold/solo/whole/eager/guessed"
+TOLD = "cold/solo/whole/eager/told"
 
 
 def is_reference(config):
@@ -71,6 +74,21 @@ class SpoilsSiblings(Sabotaged):
         return outputs
 
 
+class BelievesGuesses(Engine):
+    """One more guess is accepted than should be, where there is one."""
+
+    def __init__(self, config, *drafter):
+        super().__init__(config, *drafter)
+        commit = self.scheduler.commit
+
+        def believe(output):
+            rows = zip(output.accepted, self.scheduler._in_flight, strict=False)
+            accepted = [min(count + 1, len(row.drafts)) for count, row in rows]
+            return commit(msgspec.structs.replace(output, accepted=accepted))
+
+        self.scheduler.commit = believe
+
+
 class MixesNamespaces(Sabotaged):
     """Every request shares one cache."""
 
@@ -101,8 +119,8 @@ class CountsARefusal(Sabotaged):
 def forced(**changes):
     """Engines that ignore what a scenario asks of them."""
 
-    def make(config: EngineConfig) -> Engine:
-        return Engine(config if is_reference(config) else msgspec.structs.replace(config, **changes))
+    def make(config: EngineConfig, *drafter) -> Engine:
+        return Engine(config if is_reference(config) else msgspec.structs.replace(config, **changes), *drafter)
 
     return make
 
@@ -114,7 +132,9 @@ def sound(audit_small):
 
 def test_a_sound_engine_passes_in_every_scenario(sound):
     assert (sound.status, sound.mismatches, sound.problems, sound.first_difference) == (0, 0, [], None)
-    assert len(sound.scenarios) == len(CACHES) * len(COMPANIES) * len(CHUNKS) * len(EXECUTIONS) == 54
+    plain = [result for result in sound.scenarios if result.axes["drafts"] == "none"]
+    assert len(plain) == len(CACHES) * len(COMPANIES) * len(CHUNKS) * len(EXECUTIONS) == 54
+    assert len(sound.scenarios) - len(plain) == len(EXECUTIONS) * (len(DRAFTS) - 1) * 4 == 16
     assert all(cell.observations for result in sound.scenarios for cell in result.cells)
 
 
@@ -125,7 +145,7 @@ def test_totals_are_the_sums_of_the_cells(sound):
     assert sound.requests["hits"] == sum(cell.hits for cell in cells) > 0
     assert sound.positions == sum(cell.positions for cell in cells)
     # Every answer has 14 tokens; a hit scenario runs each prompt twice.
-    assert sum(cell.runs for cell in cells) == 6 * (54 + 18)
+    assert sum(cell.runs for cell in cells) == 6 * (70 + 18 + 8)
     assert sound.positions >= 14 * sum(cell.runs for cell in cells)
 
 
@@ -136,6 +156,9 @@ def test_what_happened_is_what_the_scenario_says(sound):
         assert (preempted > 0) == (result.axes["company"] == "preempted")
         assert (batched > 0) == (result.axes["company"] != "solo")
         assert (result.counts.state_rows > 0) == (result.axes["cache"] != "off")
+        guessed, accepted = (sum(getattr(c, n) for c in result.cells) for n in ("guessed", "accepted"))
+        assert (guessed > 0) == (result.axes["drafts"] != "none")
+        assert 0 < accepted < guessed or result.axes["drafts"] != "told"
 
 
 def test_lost_conv_rows_are_found_in_the_state_and_in_the_answers_after_a_hit(audit_small):
@@ -156,6 +179,12 @@ def test_a_flipped_bit_of_a_key_is_named(audit_small):
     assert (first.layer, first.component, first.element) == ("full #0", "k", 21)
     assert first.position % 4 == 2
     assert first.expected != first.observed
+
+
+def test_a_rejected_guess_that_is_believed_is_found(audit_small):
+    report = audit_small(TOLD, make_engine=BelievesGuesses)
+    assert report.status == 1
+    assert report.mismatches > 0
 
 
 def test_damage_that_a_hit_brings_along_is_found_in_the_state(audit_small):
@@ -194,6 +223,9 @@ def test_an_answer_that_depends_on_the_batch_is_found_in_the_batch_only(audit_sm
         (BATCH, forced(max_num_seqs=1), "no step served two requests"),
         ("off/solo/7/eager", forced(schedule=Schedule()), "no prompt was cut into chunks"),
         (COLD, CountsARefusal, "num_refused_checkpoints rose by"),
+        (GUESSED, forced(speculative_config=None), "0 tokens were guessed"),
+        (TOLD, forced(schedule=Schedule(spoil_percent=100)), "0 of 300 guesses were accepted"),
+        (COLD, forced(speculative_config=DEFAULT), "tokens were guessed"),
     ],
 )
 def test_a_scenario_that_did_not_happen_is_a_failure(audit_small, scenario, make_engine, problem):
@@ -240,4 +272,4 @@ def test_engines_are_poisoned_and_the_reference_has_one_thread_and_no_disturbanc
 
 def test_scenarios_are_every_combination_once():
     found = all_scenarios()
-    assert len({scenario.name for scenario in found}) == len(found) == 54
+    assert len({scenario.name for scenario in found}) == len(found) == 70

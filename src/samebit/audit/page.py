@@ -77,6 +77,7 @@ def _white_box(report: WhiteBoxReport) -> str:
         "state rows": report.counts.state_rows,
         "endings": report.counts.endings,
         **{f"requests: {name}": count for name, count in report.requests.items()},
+        **{f"tokens: {name}": count for name, count in report.guesses.items()},
         "seconds": round(report.seconds),
     }
     first = report.first_difference
@@ -120,7 +121,7 @@ def _black_box(report: BlackBoxReport) -> str:
 
 def _square(cell: Cell) -> Square:
     facts = f"{cell.request}: {cell.observations:,} observations, {cell.hits}/{cell.runs} hits, "
-    facts += f"{cell.preempted} preempted, {cell.batched} batched"
+    facts += f"{cell.preempted} preempted, {cell.batched} batched, {cell.accepted}/{cell.guessed} guesses accepted"
     if cell.first_difference is not None:
         return Square("differs", f"{facts}; {cell.mismatches:,} differ, first at {describe(cell.first_difference)}")
     return Square("exact" if cell.observations else "unknown", facts)

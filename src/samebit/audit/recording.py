@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from samebit.audit.state import SeenMemory, StatePart, read_state
-from samebit.core.request import EngineOutput, Request, SamplingParams, TokenLogprobs
+from samebit.core.request import EngineOutput, Request, SamplingParams, SpeculationCounts, TokenLogprobs
 from samebit.engine.engine import Engine
 
 ValueKind = Literal["tokens", "logprobs", "endings"]
@@ -58,6 +58,7 @@ class Record:
     num_preemptions: int
     was_batched: bool
     state: list[StatePart]
+    speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
 
 @dataclass(slots=True)
@@ -68,11 +69,13 @@ class _Open:
     prompt: list[TokenLogprobs] = field(default_factory=list)
     last: EngineOutput | None = None
     was_batched: bool = False
+    speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
     def add(self, output: EngineOutput, *, has_company: bool) -> None:
         self.text += output.text
         self.tokens += output.logprobs
         self.prompt += output.prompt_logprobs
+        self.speculation += output.speculation
         self.last = output
         self.was_batched = self.was_batched or has_company
 
@@ -84,6 +87,7 @@ class _Open:
             num_cached=self.last.num_cached_tokens,
             num_preemptions=self.last.num_preemptions,
             was_batched=self.was_batched,
+            speculation=self.speculation,
             state=read_state(engine, self.request.cache_salt, path, seen),
         )
 

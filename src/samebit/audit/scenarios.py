@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from samebit.core.config import EngineConfig, Schedule
+from samebit.audit.drafts import DEFAULT, SPOIL_PERCENT
+from samebit.core.config import EngineConfig, Schedule, SpeculativeConfig
 
 CACHES = ("off", "cold", "hit")
 COMPANIES = ("solo", "batch", "preempted")
@@ -17,6 +18,9 @@ CHUNKS: dict[str, tuple[int, ...]] = {"whole": (), "7": (7,), "mixed": (1, 33, 5
 EXECUTIONS: dict[str, dict[str, Any]] = {
     name: {"graph": name} for name in ("eager", "trace")
 }  # Any: values of EngineConfig's fields
+
+# "guessed": by the drafter of the settings. "told": the reference's answer is guessed, and some of it spoiled.
+DRAFTS = ("none", "guessed", "told")
 
 _PREEMPT_PERCENT = 20
 
@@ -27,17 +31,20 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     `cache`: "off"; "cold" (on, but every request has a namespace of its own); "hit" (after siblings, then once more).
     `company`: "solo", "batch" (all at once), or "preempted" (a batch whose rows are also shuffled, padded and preempted;
     a request that is alone cannot be preempted). `chunks` and `execution` name entries of CHUNKS and EXECUTIONS.
+    `drafts` is one of DRAFTS.
     """
 
     cache: str
     company: str
     chunks: str
     execution: str
+    drafts: str = "none"
 
     @property
     def name(self) -> str:
         """The axes in a row."""
-        return f"{self.cache}/{self.company}/{self.chunks}/{self.execution}"
+        name = f"{self.cache}/{self.company}/{self.chunks}/{self.execution}"
+        return name if self.drafts == "none" else f"{name}/{self.drafts}"
 
     @property
     def axes(self) -> dict[str, str]:
@@ -57,13 +64,30 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
                 pad_rows=2,
                 shuffle_rows=True,
             )
-        changes = {"enable_prefix_caching": self.cache != "off", "schedule": schedule, **EXECUTIONS[self.execution]}
-        return msgspec.structs.replace(base, **changes)
+        speculation = base.speculative_config or DEFAULT
+        if self.drafts == "told":
+            # The guesses come from the host, whoever makes them otherwise.
+            most = speculation.num_speculative_tokens
+            speculation = SpeculativeConfig(method="ngram", num_speculative_tokens=most)
+            schedule = msgspec.structs.replace(schedule, spoil_percent=SPOIL_PERCENT)
+        return msgspec.structs.replace(
+            base,
+            enable_prefix_caching=self.cache != "off",
+            schedule=schedule,
+            speculative_config=None if self.drafts == "none" else speculation,
+            **EXECUTIONS[self.execution],
+        )
 
 
 def all_scenarios(chunks: Mapping[str, tuple[int, ...]] = CHUNKS) -> list[Scenario]:
-    """Every combination, in an order that keeps equal configs together."""
+    """Every combination without guesses, then some with them; equal configs are together."""
     axes = itertools.product(EXECUTIONS, chunks, COMPANIES, CACHES)
     found = [Scenario(cache=cache, company=who, chunks=cut, execution=how) for how, cut, who, cache in axes]
     ranks = {name: rank for rank, name in enumerate(chunks)}
-    return sorted(found, key=lambda s: (s.execution, ranks[s.chunks], s.company == "preempted", s.cache == "off"))
+    found.sort(key=lambda s: (s.execution, ranks[s.chunks], s.company == "preempted", s.cache == "off"))
+    # A lone request as it is, and crowded ones with all that can disturb them.
+    guessing = itertools.product(EXECUTIONS, DRAFTS[1:], (("solo", "whole"), ("preempted", "mixed")), ("cold", "hit"))
+    return found + [
+        Scenario(cache=cache, company=who, chunks=cut, execution=how, drafts=drafts)
+        for how, drafts, (who, cut), cache in guessing
+    ]

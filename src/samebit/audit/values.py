@@ -58,7 +58,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt in one scenario.
 
     `positions`: token positions whose outputs were compared. `runs`: how often it ran; `hits`, `preempted`, `batched`: how
-    many of these runs really were that, by the engine's own account.
+    many of these runs really were that, by the engine's own account. `guessed`, `accepted`: tokens guessed ahead, and
+    those of them that were drawn.
     """
 
     request: str
@@ -70,6 +71,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     preempted: int
     batched: int
     cached_tokens: int
+    guessed: int
+    accepted: int
     first_difference: Difference | None = None
 
 
@@ -125,6 +128,7 @@ class WhiteBoxReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
     positions: int
     counts: Counts
     requests: dict[str, int]
+    guesses: dict[str, int]
     first_difference: Difference | None
     problems: list[str]
     scenarios: list[ScenarioResult]

@@ -14,15 +14,17 @@ from dataclasses import dataclass, field
 import msgspec
 
 from samebit.audit.compare import Comparison, Reference, compare, make_reference, order
+from samebit.audit.drafts import told_drafter
 from samebit.audit.prompts import sibling
 from samebit.audit.recording import WHOLE_ANSWER, AuditPrompt, Record, record_runs
 from samebit.audit.scenarios import CHUNKS, Scenario, all_scenarios
 from samebit.audit.state import SeenMemory
 from samebit.audit.values import Cell, Counts, Difference, Environment, ScenarioResult, WhiteBoxReport
 from samebit.core.config import EngineConfig, Schedule
+from samebit.core.request import SpeculationCounts
 from samebit.engine.engine import Engine
 
-MakeEngine = Callable[[EngineConfig], Engine]
+MakeEngine = Callable[..., Engine]  # as Engine: settings, and a drafter where the arm brings one
 MakePrompts = Callable[[Engine], list[AuditPrompt]]
 OnScenario = Callable[[ScenarioResult, int], None]
 
@@ -53,8 +55,9 @@ def audit_model(
     references = [_reference(engine, prompt, number) for number, prompt in enumerate(prompts)]
     del engine
     results: list[ScenarioResult] = []
-    for setup, group in itertools.groupby(wanted, key=lambda scenario: scenario.config(base, seed)):
-        engine = make_engine(setup)
+    told = told_drafter(prompts, references)
+    for (drafts, setup), group in itertools.groupby(wanted, key=lambda one: (one.drafts, one.config(base, seed))):
+        engine = make_engine(setup, told) if drafts == "told" else make_engine(setup)
         for scenario in group:
             results.append(_Arm(engine, scenario, prompts, references).run())
             if on_scenario is not None:
@@ -84,6 +87,7 @@ def audit_model(
         requests={
             name: sum(getattr(cell, name) for cell in cells) for name in ("runs", "hits", "preempted", "batched")
         },
+        guesses={name: sum(getattr(cell, name) for cell in cells) for name in ("guessed", "accepted")},
         first_difference=min(found, key=order, default=None),
         problems=problems,
         scenarios=results,
@@ -98,6 +102,7 @@ def _reference_config(base: EngineConfig) -> EngineConfig:
         checkpoint_interval=base.page_size,
         enable_prefix_caching=True,
         graph="eager",
+        speculative_config=None,
         schedule=Schedule(),
     )
 
@@ -123,6 +128,7 @@ class _Tally:
     preempted: int = 0
     batched: int = 0
     cached_tokens: int = 0
+    speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
     found: list[Difference] = field(default_factory=list)
 
     def take(self, record: Record, comparison: Comparison) -> None:
@@ -134,6 +140,7 @@ class _Tally:
         self.preempted += record.num_preemptions > 0
         self.batched += record.was_batched
         self.cached_tokens += record.num_cached
+        self.speculation += record.speculation
         self.found += [comparison.first] if comparison.first is not None else []
 
     def cell(self, name: str) -> Cell:
@@ -147,6 +154,8 @@ class _Tally:
             preempted=self.preempted,
             batched=self.batched,
             cached_tokens=self.cached_tokens,
+            guessed=self.speculation.num_draft_tokens,
+            accepted=self.speculation.num_accepted_tokens,
             first_difference=min(self.found, key=order, default=None),
         )
 
@@ -218,6 +227,11 @@ class _Arm:
             problems.append("no step served two requests")
         if scenario.cache != "off" and not counts.state_rows:
             problems.append("no state was published")
+        guessed, accepted = (sum(getattr(cell, name) for cell in cells) for name in ("guessed", "accepted"))
+        if (guessed > 0) != (scenario.drafts != "none"):
+            problems.append(f"{guessed} tokens were guessed")
+        if scenario.drafts == "told" and not 0 < accepted < guessed:
+            problems.append(f"{accepted} of {guessed} guesses were accepted")
         if scenario.company == "solo" and scenario.cache == "off" and self._num_steps <= self._least_steps():
             problems.append("no prompt was cut into chunks")
         unknown = sum(tally.num_unknown for tally in self._tallies)

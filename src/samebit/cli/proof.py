@@ -16,6 +16,7 @@ from samebit.cli.flags import (
     given,
     plain_errors,
 )
+from samebit.cli.speculation import SpeculativeJson, from_json
 
 bench = typer.Typer(no_args_is_help=True, help="Measure an engine.")
 
@@ -39,6 +40,7 @@ def audit(
     max_model_len: MaxModelLen = None,
     page_size: PageSize = None,
     cache_bytes: CacheBytes = 1 << 28,
+    speculative_config: SpeculativeJson = None,
     served_model: Annotated[
         str | None, typer.Option("--model", help="With --url: the model's name there (default: the first).")
     ] = None,
@@ -73,6 +75,7 @@ def audit(
             cache_bytes=cache_bytes,
             num_threads=num_threads,
             kernels=kernels,
+            speculative_config=from_json(speculative_config),
         )
         sources = checkpoint.Prompts(num_builtin=num_prompts, max_tokens=max_tokens, file=prompts)
         report = checkpoint.audit_checkpoint(config, sources, seed=seed)
