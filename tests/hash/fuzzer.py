@@ -5,6 +5,7 @@ Each answer is compared with the cold interpreter's as it comes, each checkpoint
 
 from __future__ import annotations
 
+import functools
 import random
 import tempfile
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from msgspec.structs import replace
 
 from samebit.audit.replay import Abort, Add, Damage, Drain, Evict, Operation, Player, Script, Step
 from samebit.core.request import Request
@@ -150,7 +152,18 @@ class World:
             assert counters.num_refused_checkpoints == counters.num_damaged_resumes == 0
 
     def _forced_drafts(self, request: Request) -> ForcedDrafts:
-        return ForcedDrafts(request, self._accepts, lambda: self.player.wanted(request.request_id).token_ids, VOCAB)
+        return ForcedDrafts(request, self._accepts, functools.cache(lambda: self._answer_and_on(request)), VOCAB)
+
+    def _answer_and_on(self, request: Request) -> list[int]:
+        """What a request must get, and a few tokens that it would have got if it had not stopped."""
+        wanted = self.player.wanted(request.request_id)
+        whole = [*request.prompt_token_ids, *wanted.token_ids]
+        if wanted.finish_reason != "stop" or len(whole) >= MAX_LENGTH:
+            return wanted.token_ids
+        params = replace(request.params, stop_token_ids=None, ignore_eos=True, min_tokens=0, max_tokens=4)
+        params = replace(params, prompt_logprobs=None)
+        beyond = self.player._oracle(replace(request, prompt_token_ids=whole, params=params))
+        return [*wanted.token_ids, *beyond.token_ids]
 
     def _after_step(self, engine: Engine) -> None:
         checkpoints = engine.manager.tree.checkpoints

@@ -77,7 +77,8 @@ def check_bytes(engine: Engine, config: HashConfig, checkpoint: Checkpoint) -> N
     path = [*checkpoint.node.lineage()][-2::-1]
     for token in (token for node in path for token in node.key):
         model.feed(token)
-    assert model.num_tokens == checkpoint.boundary == len(path) * geometry.page_size
+    size = len(path) * geometry.page_size
+    assert model.num_tokens == checkpoint.boundary == size, "a key is not as long as its state"
     history, size, windows = geometry.layout.history, geometry.page_size, config.windows
     places = dict.fromkeys(config.mixers, 0)
     for mixer, past in zip(config.mixers, model.past, strict=True):

@@ -24,7 +24,7 @@ from tests.hash.cold import greedy
 from tests.hash.fuzzer import SHARED, VOCAB, World
 from tests.hash.oracle import cold_model
 from tests.mutants.losses import check_losses
-from tests.mutants.worlds import MIXED, ROOMY, SMALL, TWO_WINDOWS, expect, finish, make_world
+from tests.mutants.worlds import MIXED, ROOMY, SMALL, TWO_WINDOWS, expect, finish, make_guessing_world, make_world
 from tests.random_checkpoint import write_checkpoint
 from tests.scheduler.world import World as IntegerWorld
 
@@ -226,6 +226,41 @@ def check_flight() -> None:
         world.check_empty()
 
 
+# Guesses
+
+
+def check_guesses() -> None:
+    """Guesses of which some, none or all are right, also behind a stop, beside rows without any."""
+    schedule = {"seed": 3, "chunk_sizes": (16, 3, 1, 7), "pad_rows": 1, "pad_tokens": 2, "shuffle_rows": True}
+    for layout in (MIXED, TWO_WINDOWS):
+        for accepts in ((9,), (0,), (1, 0, 2), (3, 9, 0, 4)):
+            world = make_guessing_world(layout, accepts, schedule=schedule, max_num_seqs=3)
+            rng = random.Random(4)
+            for number in range(14):
+                asked = any_request(rng, number)
+                asked["params"] |= {"max_tokens": 4 + number, "min_tokens": number % 5}
+                world.add(SHARED[number : number + 2 + number % 9], **asked)
+                world.do(Step(2))
+            finish(world)
+            world.check_cache()
+            world.check_hits()
+            world.check_empty()
+    world = make_guessing_world(MIXED, (9,))
+    for place in range(1, 9):
+        prompt = SHARED[place : place + 6]
+        stop = greedy(cold_model(world.config), prompt, 12)[place]
+        world.add(prompt, params={"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, "stop_token_ids": [stop]})
+    finish(world)
+    world.check_cache()
+    world = make_guessing_world(MIXED, (9,), max_num_seqs=1)
+    for number in range(4):
+        world.add(SHARED[number:8], params={"max_tokens": 32, "temperature": 0.0, "ignore_eos": True})
+    finish(world)
+    counters = world.engine.scheduler.counters
+    assert counters.num_draft_tokens > 90, "few tokens are guessed"
+    assert counters.num_accepted_tokens == counters.num_draft_tokens, "right guesses were rejected"
+
+
 # Graphs
 
 
@@ -283,6 +318,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "traffic": check_traffic,
     "flight": check_flight,
     "losses": check_losses,
+    "guesses": check_guesses,
     "graphs": check_graphs,
     "weights": check_weights,
     "text": check_text,

@@ -8,6 +8,7 @@ from tests.mutants.cache_faults import CACHE_MUTANTS
 from tests.mutants.edits import Mutant
 from tests.mutants.id_faults import ID_MUTANTS
 from tests.mutants.schedule_faults import SCHEDULE_MUTANTS, TEXT_MUTANTS
+from tests.mutants.speculation_faults import SPECULATION_MUTANTS
 from tests.mutants.state_faults import STATE_MUTANTS
 from tests.mutants.step_faults import STEP_MUTANTS
 
@@ -19,6 +20,7 @@ GROUPS = {
     "Checkpoints and the prefix cache": CACHE_MUTANTS,
     "Ids, references and eviction": ID_MUTANTS,
     "Planning, committing and preemption": SCHEDULE_MUTANTS,
+    "Guesses": SPECULATION_MUTANTS,
     "Text": TEXT_MUTANTS,
 }
 REPOSITORIES = {

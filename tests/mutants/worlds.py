@@ -16,6 +16,12 @@ def make_world(layout: tuple, *, native: bool = False, **settings) -> World:
     return World(*layout, kernels="auto" if native else "torch", **(ROOMY | settings))
 
 
+def make_guessing_world(layout: tuple, accepts: tuple[int, ...], **settings) -> World:
+    """A watched engine with guesses of known quality."""
+    speculation = {"method": "ngram", "num_speculative_tokens": 5}
+    return make_world(layout, accepts=accepts, speculative_config=speculation, **settings)
+
+
 def finish(world: World, max_steps: int = 150) -> None:
     """Run until idle; nothing that the battery asks for needs as many steps."""
     end = world.player.num_steps + max_steps
