@@ -7,6 +7,7 @@ request. Each mixer folds exactly the values that it may see (K conv inputs, or 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile, zip_longest
 
@@ -142,7 +143,7 @@ class _Row:
 class FakeRunner:
     """Implements Runner. `skip` names writes that do not happen: ("entry", stream, row), ("ring", stream), ("stamp", layer).
 
-    `not_finite` are request ids whose logits are NaN. `written_pages` (group, page) and `written_snapshots` are those of
+    `guess(request_id, num_known)` gives the drafts of a request with so many tokens. `not_finite` are request ids whose logits are NaN. `written_pages` (group, page) and `written_snapshots` are those of
     the last step.
     """
 
@@ -151,6 +152,7 @@ class FakeRunner:
         self.mixers = list_mixers(self.layout)
         self.skip: set[tuple] = set()
         self.not_finite: set[str] = set()
+        self.guess: Callable[[str, int], list[int]] = lambda _id, num_known: [num_known % VOCAB]
         self._junk = 0
         slots, pages = geometry.num_slots + 1, geometry.pages_per_sequence
         streams, groups = range(len(self.layout.streams)), range(len(self.layout.groups))
@@ -187,7 +189,9 @@ class FakeRunner:
         accepted = [self._accept(number, row, plan, samples) for number, row in enumerate(rows)]
         pages = [self._pages_intact(rows[entry.row].plan.slot, entry.boundary) for entry in plan.entries]
         written = [self._is_written(entry) for entry in plan.entries]
-        return StepOutput(plan.step, samples, accepted, intact, pages, written)
+        drafts = [self._draft(plan.rows[draft.row]) for draft in plan.drafts]
+        nobody_knows = [[1.0] * len(guesses) for guesses in drafts]
+        return StepOutput(plan.step, samples, accepted, intact, pages, written, drafts, nobody_knows)
 
     def damage_snapshot(self, snapshot: int, stream: int, row: int) -> None:
         """Lose one conv row of a checkpoint."""
@@ -313,6 +317,13 @@ class FakeRunner:
             for index in range(row.start // size, end // size):
                 for stamps in self.page_stamps:
                     stamps[slot][index] = position_tag(row.tag, (index + 1) * size - 1)
+
+    def _draft(self, row: PlanRow) -> list[int]:
+        """As many guesses as a slot has words for, kept for its next step."""
+        count = self.geometry.max_drafts
+        guesses = [*self.guess(row.request_id, self.length[row.slot] + 1), *[0] * count][:count]
+        self.drafts[row.slot] = guesses
+        return guesses
 
     def _accept(self, number: int, row: _Row, plan: BatchPlan, samples: list[SampleOutput]) -> int:
         """Drafts that are what was drawn in their places; the slot's length and last token follow."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samebit.core.plan import DRAW, BatchPlan, owner_tag
+from samebit.core.plan import DRAW, BatchPlan, draft_tag, owner_tag
 
 # Far below any logit, yet finite: an infinity marks a logits row as broken.
 BANNED_LOGIT = -1e30
@@ -23,7 +23,9 @@ BANNED_LOGIT = -1e30
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Sizes of a step: tokens, batch rows, logits rows, bans, checkpoint entries, page deltas, most likely tokens wanted."""
+    """Sizes of a step: tokens, batch rows, logits rows, bans, checkpoint entries, page deltas, most likely tokens wanted, and
+    rows whose next tokens are guessed.
+    """
 
     tokens: int
     rows: int
@@ -32,6 +34,7 @@ class Bucket:
     entries: int
     deltas: int
     top: int
+    drafts: int
 
     @staticmethod
     def of(plan: BatchPlan) -> Bucket:
@@ -44,6 +47,7 @@ class Bucket:
             entries=len(plan.entries),
             deltas=len(plan.page_deltas),
             top=max((sample.num_top for sample in plan.samples), default=0),
+            drafts=len(plan.drafts),
         )
 
     def rounded_up(self) -> Bucket:
@@ -64,6 +68,8 @@ class StaticInputs:
     `sample_temperature`, `sample_top_p`, `sample_min_p` [L] float32, `sample_seeds` [L] int64.
     Bans: `ban_samples`, `ban_tokens` [N] int32, `ban_logits` [N] float32 is added to that logit before the draw.
     Entries: `entry_rows`, `entry_snapshots` [E] int32, `entry_boundaries`, `entry_tags` [E] int64.
+    Rows that guess: `draft_slots` [P] int32, `draft_samples` [P] int32 (the logits row whose settings their draws have),
+    `draft_limits` [P] int64 (positions below it have pages), `draft_tags` [P] int64.
     Page deltas: `delta_groups`, `delta_slots`, `delta_indices`, `delta_pages` [D] int32, `delta_stamps` [D] int64.
     """
 
@@ -91,6 +97,8 @@ class StaticInputs:
     delta_slots: Tensor
     delta_indices: Tensor
     delta_pages: Tensor
+    draft_slots: Tensor
+    draft_samples: Tensor
     row_start: Tensor
     row_tags: Tensor
     row_resume_tag: Tensor
@@ -98,9 +106,14 @@ class StaticInputs:
     entry_boundaries: Tensor
     entry_tags: Tensor
     delta_stamps: Tensor
+    draft_limits: Tensor
+    draft_tags: Tensor
 
 
-_WIDE = {"row_start", "row_tags", "row_resume_tag", "sample_seeds", "entry_boundaries", "entry_tags", "delta_stamps"}
+_WIDE = {
+    *("row_start", "row_tags", "row_resume_tag", "sample_seeds"),
+    *("entry_boundaries", "entry_tags", "delta_stamps", "draft_limits", "draft_tags"),
+}
 _REAL = {"ban_logits", "sample_temperature", "sample_top_p", "sample_min_p"}
 _INERT = {"row_first_draw": -1, "sample_top_p": 1.0}
 
@@ -122,6 +135,7 @@ def _length(name: str, bucket: Bucket) -> int:
         "ban": bucket.bans,
         "entry": bucket.entries,
         "delta": bucket.deltas,
+        "draft": bucket.drafts,
     }[axis]
 
 
@@ -160,6 +174,10 @@ class InputBuffer:
         _put_columns(host, ("ban_samples", "ban_tokens", "ban_logits"), bans)
         _put(host, "entry", _ENTRY_FIELDS, plan.entries)
         _put(host, "delta", _DELTA_FIELDS, plan.page_deltas)
+        first_draw = host["row_first_draw"]
+        drafts = [(plan.rows[draft.row], first_draw[draft.row], draft.limit) for draft in plan.drafts]
+        words = [(row.slot, sample, limit, draft_tag(plan.step, row.owner)) for row, sample, limit in drafts]
+        _put_columns(host, ("draft_slots", "draft_samples", "draft_limits", "draft_tags"), words)
         if self._storage is not self._staging:
             self._storage.copy_(self._staging, non_blocking=True)
         return self.view

@@ -70,7 +70,8 @@ class EngineMachine(RuleBasedStateMachine):
         interval=st.sampled_from([8, 4, 16]),
         enable_caching=st.sampled_from([True] * 5 + [False]),
         order_seed=st.integers(0, 100),
-        max_drafts=st.sampled_from([1, 3, 7]),
+        max_drafts=st.sampled_from([0, 1, 3, 7]),
+        on_device=st.booleans(),
         accepts=st.sampled_from([(), (), (0,), (9,), (1, 0, 2), (3, 9, 0), (2, 7, 1, 0)]),
     )
     def set_up(self, layout, pools, schedule, max_drafts, **options):

@@ -28,14 +28,15 @@ def looking_beyond(answer: list[int]) -> World:
     return world
 
 
+@pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("accepts", ACCEPTS)
 @pytest.mark.parametrize("layout", range(len(LAYOUTS)))
-def test_a_busy_run_with_guesses_is_exact(layout, accepts):
+def test_a_busy_run_with_guesses_is_exact(layout, accepts, on_device):
     rng = random.Random(f"{layout} {accepts}")
     counts = (14,) * len(LAYOUTS[layout]["windows"])
     sizes = {"num_slots": 4, "num_snapshots": 6, "num_pages": counts, "max_length": MAX_LENGTH, "max_drafts": 5}
     schedule = Schedule(seed=5, preempt_percent=8, chunk_sizes=(7, 3, 16), shuffle_rows=True)
-    world = World(make_geometry(**LAYOUTS[layout], **sizes), schedule=schedule, accepts=accepts)
+    world = World(make_geometry(**LAYOUTS[layout], **sizes), schedule=schedule, accepts=accepts, on_device=on_device)
     for _ in range(400):
         match rng.choices(["arrive", "step", "abort in flight"], [25, 70, 4])[0]:
             case "arrive" if len(world.live) < 12:
@@ -59,7 +60,7 @@ def test_a_busy_run_with_guesses_is_exact(layout, accepts):
 def test_right_guesses_take_fewer_steps():
     steps = {}
     for accepts in ((), (0,), (9,)):
-        world = speculating(accepts, max_drafts=4)
+        world = speculating(accepts, max_drafts=4 if accepts else 0)
         world.add(SHARED[:5], max_tokens=20)
         steps[accepts] = 0
         while world.scheduler.has_work:

@@ -49,6 +49,7 @@ class World:
         enable_caching: bool = True,
         order_seed: int | None = 0,
         accepts: Sequence[int] = (),
+        on_device: bool = False,
     ) -> None:
         self.geometry = geometry or make_geometry()
         config = EngineConfig(
@@ -60,9 +61,12 @@ class World:
         )
         self.manager = StateManager(self.geometry, enable_caching=enable_caching, order_seed=order_seed)
         self._accepts = accepts
-        drafter = self._forced_drafts if accepts else None
+        drafter = self._forced_drafts if accepts and not on_device else None
         self.scheduler = Scheduler(config, self.manager, self.geometry.max_length, drafter)
         self.runner = FakeRunner(self.geometry)
+        if accepts and on_device:
+            self._proposers: dict[str, ForcedDrafts] = {}
+            self.runner.guess = self._guess
         self.plan: BatchPlan | None = None
         self.requests: dict[str, Watched] = {}
         self.live: set[str] = set()
@@ -173,6 +177,10 @@ class World:
             for index, page in pages.items():
                 assert page is not None
                 assert self.runner.kv[mixer.layer][page] == past[index * size : (index + 1) * size], mixer
+
+    def _guess(self, request_id: str, num_known: int) -> list[int]:
+        proposer = self._proposers.setdefault(request_id, self._forced_drafts(self.requests[request_id].request))
+        return proposer.propose([0] * num_known, self.geometry.max_drafts)
 
     def _forced_drafts(self, request: Request) -> ForcedDrafts:
         def wanted() -> list[int]:

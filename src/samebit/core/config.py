@@ -44,18 +44,19 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who guesses tokens ahead, so that a step can verify several. It changes speed and nothing else.
 
-    `method`: "ngram" looks up what followed the last tokens before. `num_speculative_tokens`: most guesses a step.
+    `method`: "ngram" looks up what followed the last tokens before, "mtp" asks the model's own draft heads.
+    `num_speculative_tokens`: most guesses a step (None: 5 for "ngram", one for each draft head for "mtp").
     `prompt_lookup_min`, `prompt_lookup_max`: lengths of the suffixes that "ngram" looks up.
     """
 
-    method: Literal["ngram"]
-    num_speculative_tokens: int = 5
+    method: Literal["ngram", "mtp"]
+    num_speculative_tokens: int | None = None
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
 
     def validate(self) -> None:
         """Raise ConfigError naming the first field that is out of range."""
-        if not 1 <= self.num_speculative_tokens <= MAX_DRAFTS:
+        if self.num_speculative_tokens is not None and not 1 <= self.num_speculative_tokens <= MAX_DRAFTS:
             raise ConfigError(
                 f"speculative_config.num_speculative_tokens={self.num_speculative_tokens}: must be between 1 and {MAX_DRAFTS}"
             )
@@ -127,11 +128,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     poison: bool = False
     speculative_config: SpeculativeConfig | None = None
     schedule: Schedule = Schedule()
-
-    @property
-    def max_drafts(self) -> int:
-        """Most guesses that a step verifies for a sequence."""
-        return self.speculative_config.num_speculative_tokens if self.speculative_config else 0
 
     def validate(self) -> None:
         """Raise ConfigError naming the first setting that is out of range."""

@@ -44,6 +44,11 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
+def draft_tag(step: int, owner: int) -> int:
+    """The tag of what a drafter writes for `owner` behind its committed tokens in `step`; it is never expected later."""
+    return owner_tag(step, owner ^ (1 << 60))
+
+
 class PlanRow(msgspec.Struct, frozen=True, array_like=True):
     """One sequence's share of a step: tokens at positions `start .. start + num_tokens - 1`.
 
@@ -106,6 +111,13 @@ class PlanSample(msgspec.Struct, frozen=True, array_like=True):
     banned: list[int] = []
 
 
+class PlanDraft(msgspec.Struct, frozen=True, array_like=True):
+    """The tokens behind what batch row `row` draws are to be guessed; its positions below `limit` have pages."""
+
+    row: int
+    limit: int
+
+
 class RetiredIds(msgspec.Struct, frozen=True, array_like=True):
     """Ids that returned to the free lists before this step; with poison on, their memory is overwritten first."""
 
@@ -123,6 +135,7 @@ class BatchPlan(msgspec.Struct, frozen=True, array_like=True):
     entries: list[CheckpointEntry]
     page_deltas: list[PageDelta]
     retired: RetiredIds = RetiredIds()
+    drafts: list[PlanDraft] = []
     pad_tokens: int = 0
     pad_rows: int = 0
 
@@ -149,7 +162,8 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     `accepted[b]`: how many of row b's drafts, from the first on, are what the target drew there. `rows_intact[b]`: the
     conv rows that row b read carried the expected tags in every stream. `pages_intact[e]`: every page below entry e's
     boundary carries the expected stamp in every layer. `rows_written[e]`: entry e's conv rows carry its tag in every
-    stream.
+    stream. `drafts[i]`, `confidence[i]`: guesses of the tokens behind what was drawn for the row of the plan's i-th draft, which
+    its slot keeps for the next step, and how likely each is right if those before it are.
     """
 
     step: int
@@ -158,6 +172,8 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     rows_intact: list[bool]
     pages_intact: list[bool]
     rows_written: list[bool]
+    drafts: list[list[int]] = []
+    confidence: list[list[float]] = []
 
 
 class Runner(Protocol):

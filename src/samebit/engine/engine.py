@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import logging
-import os
-from pathlib import Path
 
 import torch
 
 from samebit.core.config import EngineConfig
-from samebit.core.errors import ConfigError, InvalidRequestError
+from samebit.core.errors import InvalidRequestError
 from samebit.core.request import EngineInfo, EngineOutput, Request
 from samebit.engine.interrupts import uninterrupted
+from samebit.engine.loading import load
 from samebit.engine.model_source import resolve_model
 from samebit.engine.output import OutputProcessor
 from samebit.engine.profile import fingerprint, numerics_profile
 from samebit.engine.sizing import size_pools
 from samebit.engine.tokenizer import Tokenizer
-from samebit.kernels.certify import certify
-from samebit.kernels.native.build import NativeUnavailableError
-from samebit.kernels.sets import TORCH_SET, KernelSet, select_kernels
-from samebit.models.base import CausalLM, load_model
 from samebit.runner.runner import LocalRunner
+from samebit.runner.step import Speculation
 from samebit.scheduler.scheduler import Scheduler
 from samebit.scheduler.sequence import Progress
+from samebit.speculative.drafter import Drafter
 from samebit.speculative.host import HostDrafter
-from samebit.speculative.ngram import ngram_drafter
+from samebit.speculative.load import host_drafter, num_host_drafts
 from samebit.state.manager import StateManager
 from samebit.state.pools import StatePools
 
@@ -44,16 +41,22 @@ class Engine:
         folder = resolve_model(config.model)
         device = torch.device(config.device)
         self.tokenizer = Tokenizer(folder)
-        kernels, model = _load_certified(config, folder, device)
-        geometry, max_length = size_pools(config, model.state_layout(), model.max_length)
+        loaded = load(config, folder, device)
+        kernels, model = loaded.kernels, loaded.model
+        guesser, max_drafts = _speculation(config, loaded.drafter)
+        layout, part = loaded.layout()
+        geometry, max_length = size_pools(config, layout, model.max_length, max_drafts)
         self.pools = StatePools(geometry, device, poison=config.poison)
         self.manager = StateManager(
             geometry,
             enable_caching=config.enable_prefix_caching,
             order_seed=config.schedule.seed if config.poison else None,
         )
-        self.scheduler = Scheduler(config, self.manager, max_length, drafter or _host_drafter(config))
-        self._runner = LocalRunner(model, kernels, self.pools, device, config.graph)
+        self.scheduler = Scheduler(config, self.manager, max_length, drafter or guesser)
+        speculation = None
+        if loaded.drafter is not None and part is not None:
+            speculation = Speculation(loaded.drafter, self.pools.part(part))
+        self._runner = LocalRunner(model, kernels, self.pools, device, config.graph, speculation)
         self._outputs = OutputProcessor(self.tokenizer)
         self._totals = {"generation_tokens": 0, "failed_steps": 0}
         profile = numerics_profile(config, kernels)
@@ -144,22 +147,9 @@ class Engine:
         return output
 
 
-def _host_drafter(config: EngineConfig) -> HostDrafter | None:
+def _speculation(config: EngineConfig, drafter: Drafter | None) -> tuple[HostDrafter | None, int]:
+    """Who guesses on the host, if it is not the device, and the most guesses a step."""
     wanted = config.speculative_config
-    return None if wanted is None else ngram_drafter(wanted.prompt_lookup_min, wanted.prompt_lookup_max)
-
-
-def _load_certified(config: EngineConfig, folder: Path, device: torch.device) -> tuple[KernelSet, CausalLM]:
-    """The model, and kernels that have just proved row-pure for each of its shapes on this host."""
-    try:
-        kernels = select_kernels(config.kernels, config.num_threads or len(os.sched_getaffinity(0)))
-    except NativeUnavailableError as error:
-        raise ConfigError(f"kernels={config.kernels!r}: {error}") from error
-    model = load_model(folder, kernels, device)
-    failures = [] if kernels.name == TORCH_SET else certify(kernels, model.linear_shapes())
-    if not failures:
-        return kernels, model
-    for failure in failures:
-        _log.warning("%s is not row-pure on this host for %s; using the torch kernels there", kernels.name, failure)
-    kernels = kernels.without((failure.num_out, failure.num_in) for failure in failures)
-    return kernels, load_model(folder, kernels, device)
+    if drafter is not None:
+        return None, drafter.max_drafts
+    return (None, 0) if wanted is None else (host_drafter(wanted), num_host_drafts(wanted))

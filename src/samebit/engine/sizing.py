@@ -15,8 +15,10 @@ _log = logging.getLogger(__name__)
 _MAX_CHECKPOINTS = 1024
 
 
-def size_pools(config: EngineConfig, layout: StateLayout, model_max_length: int) -> tuple[StateGeometry, int]:
-    """The geometry of all pools, and the most tokens that one request can have.
+def size_pools(
+    config: EngineConfig, layout: StateLayout, model_max_length: int, max_drafts: int = 0
+) -> tuple[StateGeometry, int]:
+    """The geometry of all pools, and the most tokens that one request can have; a step verifies at most `max_drafts` guesses.
 
     Raises ConfigError naming the setting that does not fit.
     """
@@ -41,7 +43,7 @@ def size_pools(config: EngineConfig, layout: StateLayout, model_max_length: int)
         num_snapshots=num_checkpoints,
         num_pages=num_pages,
         max_length=length,
-        max_drafts=config.max_drafts,
+        max_drafts=max_drafts,
     )
     _check_memory(geometry)
     return geometry, length

@@ -5,7 +5,7 @@ A model never asks which mode, drafter, batch or kernels it runs under. Knows ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -50,15 +50,15 @@ class CausalLM(Protocol):
         ...
 
 
-_LOADERS: Mapping[str, Callable[[Path, KernelSet, torch.device], CausalLM]] = {
+_LOADERS: Mapping[str, Callable[[Path, KernelSet, torch.device, Sequence[int]], CausalLM]] = {
     "inkling_mm_model": load_inkling,
     "inkling_text": load_inkling,
-    "samebit_hash": lambda path, _kernels, device: load_hash(path, device),
+    "samebit_hash": lambda path, _kernels, device, _taps: load_hash(path, device),
 }
 
 
-def load_model(path: Path, kernels: KernelSet, device: torch.device) -> CausalLM:
-    """The model in folder `path`, chosen by `model_type` of its config.json.
+def load_model(path: Path, kernels: KernelSet, device: torch.device, taps: Sequence[int] = ()) -> CausalLM:
+    """The model in folder `path`, chosen by `model_type` of its config.json; `taps`: layers whose residual streams it also gives.
 
     Raises CheckpointError, naming what is wrong, for anything that cannot be served exactly as stored.
     """
@@ -66,4 +66,4 @@ def load_model(path: Path, kernels: KernelSet, device: torch.device) -> CausalLM
     if not isinstance(model_type, str) or model_type not in _LOADERS:
         known = ", ".join(sorted(_LOADERS))
         raise CheckpointError(f"{path / 'config.json'}: model_type={model_type!r} is not one of {known}")
-    return _LOADERS[model_type](path, kernels, device)
+    return _LOADERS[model_type](path, kernels, device, taps)

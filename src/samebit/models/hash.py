@@ -106,6 +106,7 @@ class HashModel:
     num_parameters = 0
 
     def __init__(self, config: HashConfig, device: torch.device) -> None:
+        self.config = config
         self.vocab_size = config.vocab_size
         self.max_length = config.max_length
         self._places = _places(config)

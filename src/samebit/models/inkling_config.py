@@ -120,6 +120,30 @@ def parse_config(raw: Mapping[str, Any]) -> InklingConfig:  # Any: JSON
     return config
 
 
+def parse_depths(raw: Mapping[str, Any]) -> InklingConfig | None:  # Any: JSON
+    """The draft heads of a config.json object as a model of dense layers, one for each depth; None without any.
+
+    Raises CheckpointError where `mtp_config` says what is not supported.
+    """
+    wanted = raw.get("mtp_config") or {}
+    count, local = wanted.get("num_nextn_predict_layers", 0), wanted.get("local_layer_ids", [])
+    if not isinstance(count, int) or count < 0:
+        raise CheckpointError(f"num_nextn_predict_layers={count!r}: must be a whole number, at least 0")
+    if not count:
+        return None
+    trunk = parse_config(raw)
+    window = wanted.get("local_extent") or trunk.sliding_window_size
+    if not isinstance(window, int) or window < 1:
+        raise CheckpointError(f"local_extent={window!r}: must be a whole number, at least 1")
+    return msgspec.structs.replace(
+        trunk,
+        num_hidden_layers=count,
+        sliding_window_size=window,
+        is_window=tuple(i in local for i in range(count)),
+        is_dense=(True,) * count,
+    )
+
+
 def _one_spelling(text: Mapping[str, Any]) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     # The dense width says which spelling this is: with it, the plain width is an expert's.

@@ -90,18 +90,16 @@ class Stored:
     join: Callable[[Sequence[Tensor]], Tensor]
 
 
-def load_inkling(folder: Path, kernels: KernelSet, device: torch.device) -> InklingModel:
+def load_inkling(folder: Path, kernels: KernelSet, device: torch.device, taps: Sequence[int] = ()) -> InklingModel:
     """The text model in `folder`. Every name, shape and dtype is checked before the first weight is read."""
     if (folder / "hf_quant_config.json").exists():
         raise CheckpointError(f"{folder / 'hf_quant_config.json'}: quantised checkpoints are not supported")
     config = parse_config(read_json(folder / "config.json"))
     with Checkpoint(folder) as checkpoint:
         stored = stored_parameters(config, checkpoint.names)
-        for parameter in stored.values():
-            for name in parameter.names:
-                checkpoint.check(name, parameter.shapes)
+        builder = WeightBuilder(config, checkpoint, stored, kernels, device)
         _account_for_all(checkpoint.names, stored)
-        return InklingModel(config, _Builder(config, checkpoint, stored, kernels, device).parts(), device)
+        return InklingModel(config, builder.parts(), device, taps)
 
 
 def stored_parameters(config: InklingConfig, names: set[str]) -> dict[str, Stored]:
@@ -135,6 +133,25 @@ def stored_parameters(config: InklingConfig, names: set[str]) -> dict[str, Store
     return stored
 
 
+def stored_depths(config: InklingConfig, *, has_chain_norm: bool = False) -> dict[str, Stored]:
+    """Every parameter of the draft heads that `config` describes as layers, "q" of depth 1 as "1.q", in published names."""
+    hidden = config.hidden_size
+    own = {"hidden_norm": (hidden,), "embed_norm": (hidden,), "input_proj": (hidden, 2 * hidden)}
+    found = {}
+    for key, stored in stored_parameters(config, {"model.llm.embed.weight"}).items():
+        depth, dot, _ = key.partition(".")
+        if dot:
+            before, after = f"model.llm.layers.{depth}.", f"model.mtp.layers.{depth}.transformer_block."
+            names = tuple(name.replace(before, after) for name in stored.names)
+            found[key] = Stored(names, stored.shapes, stored.join)
+    for i in range(config.num_hidden_layers):
+        for key, shape in own.items():
+            found[f"{i}.{key}"] = Stored((f"model.mtp.layers.{i}.{key}.weight",), (shape,), _only)
+    if has_chain_norm:
+        found["chain_norm"] = Stored(("model.mtp.chain_norm.weight",), ((hidden,),), _only)
+    return found
+
+
 def _spelling(names: set[str]) -> tuple[str, bool]:
     probes = [prefix + _TRUNK_NAMES["embed"][not published] for prefix, published in _SPELLINGS]
     for probe, spelling in zip(probes, _SPELLINGS, strict=True):
@@ -149,7 +166,7 @@ def _account_for_all(names: set[str], stored: dict[str, Stored]) -> None:
         skipped = {name for name in rest if name.startswith(prefixes)}
         if skipped:
             _log.info(
-                "skipping %d %s tensors (%s*): only the text model is served",
+                "skipping %d %s tensors (%s*), which are no part of the text model",
                 len(skipped),
                 kind,
                 prefixes[0],
@@ -239,8 +256,11 @@ def _deinterleaved(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([rows[..., 0::2, :], rows[..., 1::2, :]], dim=-2)
 
 
-class _Builder:
-    """Reads parameters and puts them into layers, one layer at a time."""
+class WeightBuilder:
+    """Reads parameters and puts them into layers, one layer at a time.
+
+    `linear_shapes` and `num_parameters` are those of what was built so far. Raises CheckpointError for the first that is missing, misshapen or of a wrong dtype, before any is read.
+    """
 
     def __init__(
         self,
@@ -253,32 +273,37 @@ class _Builder:
         self._config = config
         self._checkpoint, self._stored = checkpoint, stored
         self._kernels, self._device = kernels, device
-        self._shapes: set[tuple[int, int]] = set()
-        self._num_parameters = 0
+        self.linear_shapes: set[tuple[int, int]] = set()
+        self.num_parameters = 0
+        for parameter in stored.values():
+            for name in parameter.names:
+                checkpoint.check(name, parameter.shapes)
 
     def parts(self) -> InklingParts:
-        embed = self._take("embed")
+        """The whole model."""
+        embed = self.take("embed")
         tied = self._stored["unembed"] is self._stored["embed"]
-        unembed = embed if tied else self._take("unembed")
-        head = self._linear(unembed[: self._config.unpadded_vocab_size])
+        unembed = embed if tied else self.take("unembed")
+        head = self.linear(unembed[: self._config.unpadded_vocab_size])
         embedding = Embedding(self._kernels, embed)
-        layers = [self._layer(i) for i in range(self._config.num_hidden_layers)]
+        layers = [self.layer(i) for i in range(self._config.num_hidden_layers)]
         return InklingParts(
             embedding=embedding,
-            embed_norm=self._norm("embed_norm"),
+            embed_norm=self.norm("embed_norm"),
             layers=layers,
-            norm=self._norm("norm"),
+            norm=self.norm("norm"),
             head=head,
-            linear_shapes=frozenset(self._shapes),
-            num_parameters=self._num_parameters,
+            linear_shapes=frozenset(self.linear_shapes),
+            num_parameters=self.num_parameters,
         )
 
-    def _layer(self, i: int) -> InklingLayer:
+    def layer(self, i: int) -> InklingLayer:
+        """Block `i`."""
         return InklingLayer(
-            attn_norm=self._norm(f"{i}.attn_norm"),
+            attn_norm=self.norm(f"{i}.attn_norm"),
             attention=self._attention(i),
             attn_conv=self._conv(f"{i}.attn_conv"),
-            mlp_norm=self._norm(f"{i}.mlp_norm"),
+            mlp_norm=self.norm(f"{i}.mlp_norm"),
             mlp=self._dense(i) if self._config.is_dense[i] else self._sparse(i),
             mlp_conv=self._conv(f"{i}.mlp_conv"),
         )
@@ -287,46 +312,49 @@ class _Builder:
         return Attention(
             self._kernels,
             head_shape(self._config, i),
-            qkvr=self._linear(torch.cat([self._take(f"{i}.{key}") for key in "qkvr"])),
-            out=self._linear(self._take(f"{i}.o")),
-            q_norm=self._norm(f"{i}.q_norm"),
-            k_norm=self._norm(f"{i}.k_norm"),
+            qkvr=self.linear(torch.cat([self.take(f"{i}.{key}") for key in "qkvr"])),
+            out=self.linear(self.take(f"{i}.o")),
+            q_norm=self.norm(f"{i}.q_norm"),
+            k_norm=self.norm(f"{i}.k_norm"),
             kv_conv=self._conv(f"{i}.k_conv", f"{i}.v_conv"),
-            rel_proj=self._take(f"{i}.rel_proj"),
+            rel_proj=self.take(f"{i}.rel_proj"),
         )
 
     def _dense(self, i: int) -> DenseMlp:
         return DenseMlp(
             self._kernels,
-            gate_up=self._linear(self._take(f"{i}.gate_up")),
-            down=self._linear(self._take(f"{i}.down")),
-            scale=float(self._take(f"{i}.scale")),
+            gate_up=self.linear(self.take(f"{i}.gate_up")),
+            down=self.linear(self.take(f"{i}.down")),
+            scale=float(self.take(f"{i}.scale")),
         )
 
     def _sparse(self, i: int) -> MoeMlp:
         return MoeMlp(
             self._kernels,
-            router=self._linear(self._take(f"{i}.router")),
-            bias=self._take(f"{i}.router_bias"),
-            w13=torch.cat([self._take(f"{i}.experts_gate_up"), self._take(f"{i}.shared_gate_up")]),
-            w2=torch.cat([self._take(f"{i}.experts_down"), self._take(f"{i}.shared_down")]),
+            router=self.linear(self.take(f"{i}.router")),
+            bias=self.take(f"{i}.router_bias"),
+            w13=torch.cat([self.take(f"{i}.experts_gate_up"), self.take(f"{i}.shared_gate_up")]),
+            w2=torch.cat([self.take(f"{i}.experts_down"), self.take(f"{i}.shared_down")]),
             top_k=self._config.num_experts_per_tok,
-            scale=self._config.route_scale * float(self._take(f"{i}.router_scale")),
+            scale=self._config.route_scale * float(self.take(f"{i}.router_scale")),
         )
 
-    def _take(self, key: str) -> Tensor:
+    def take(self, key: str) -> Tensor:
+        """Parameter `key`."""
         parameter = self._stored[key]
         tensor = parameter.join([self._checkpoint.take(name) for name in parameter.names])
-        self._num_parameters += tensor.numel()
+        self.num_parameters += tensor.numel()
         return tensor.to(self._device)
 
-    def _linear(self, weight: Tensor) -> Linear:
+    def linear(self, weight: Tensor) -> Linear:
+        """A linear map, whose shape is noted."""
         linear = Linear(self._kernels, weight)
-        self._shapes.add(linear.shape)
+        self.linear_shapes.add(linear.shape)
         return linear
 
-    def _norm(self, key: str) -> RmsNorm:
-        return RmsNorm(self._kernels, self._take(key), self._config.rms_norm_eps)
+    def norm(self, key: str) -> RmsNorm:
+        """The norm with gain `key`."""
+        return RmsNorm(self._kernels, self.take(key), self._config.rms_norm_eps)
 
     def _conv(self, *keys: str) -> ShortConv:
-        return ShortConv(self._kernels, torch.cat([self._take(key) for key in keys]).squeeze(1))
+        return ShortConv(self._kernels, torch.cat([self.take(key) for key in keys]).squeeze(1))

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from samebit.core.plan import BatchPlan, SampleOutput, StepOutput
-from samebit.indexing import IndexBuffer
-from samebit.inputs import Bucket, InputBuffer
+from samebit.inputs import Bucket
 from samebit.kernels.sets import KernelSet
 from samebit.models.base import CausalLM
 from samebit.runner.graphs import Recording, watched
-from samebit.runner.step import StepTensors, run_step
+from samebit.runner.step import Speculation, StepBuffers, StepTensors, run_step
 from samebit.state.pools import StatePools
 
 _MAX_PROGRAMS = 64
@@ -24,15 +24,23 @@ _INERT = BatchPlan(step=0, rows=[], samples=[], entries=[], page_deltas=[])
 Graph = Literal["eager", "trace"]
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What the steps of all buckets share."""
+
+    model: CausalLM
+    kernels: KernelSet
+    pools: StatePools
+    device: torch.device
+    speculation: Speculation | None
+
+
 class _Program:
     """The step function on the buffers of one bucket; owner of these buffers."""
 
-    def __init__(
-        self, model: CausalLM, kernels: KernelSet, pools: StatePools, bucket: Bucket, device: torch.device
-    ) -> None:
-        self.inputs = InputBuffer(bucket, device)
-        self._addresses = IndexBuffer(self.inputs.view, pools)
-        self._step = (model, kernels, self.inputs.view, self._addresses, pools, bucket)
+    def __init__(self, place: _Place, bucket: Bucket) -> None:
+        self.buffers = StepBuffers(bucket, place.pools, place.device)
+        self._step = (place.model, place.kernels, self.buffers, place.pools, bucket, place.speculation)
 
     def run(self) -> StepTensors:
         """Run the step on what the inputs hold."""
@@ -42,12 +50,10 @@ class _Program:
 class _TracedProgram(_Program):
     """A program that is recorded on inert inputs, compared with its first real step, and replayed from then on."""
 
-    def __init__(
-        self, model: CausalLM, kernels: KernelSet, pools: StatePools, bucket: Bucket, device: torch.device
-    ) -> None:
-        super().__init__(model, kernels, pools, bucket, device)
-        self.inputs.fill(_INERT)
-        self._recording = Recording(super().run, kernels.num_launches)
+    def __init__(self, place: _Place, bucket: Bucket) -> None:
+        super().__init__(place, bucket)
+        self.buffers.fill(_INERT)
+        self._recording = Recording(super().run, place.kernels.num_launches)
         self._is_checked = False
 
     def run(self) -> StepTensors:
@@ -67,12 +73,17 @@ class LocalRunner:
     """
 
     def __init__(
-        self, model: CausalLM, kernels: KernelSet, pools: StatePools, device: torch.device, graph: Graph = "eager"
+        self,
+        model: CausalLM,
+        kernels: KernelSet,
+        pools: StatePools,
+        device: torch.device,
+        graph: Graph = "eager",
+        speculation: Speculation | None = None,
     ) -> None:
         self._pools = pools
         self._graph = graph
-        self._place = (model, kernels, pools)
-        self._device = device
+        self._place = _Place(model, kernels, pools, device, speculation)
         self._programs: OrderedDict[Bucket, _Program] = OrderedDict()
 
     @torch.inference_mode()
@@ -82,14 +93,14 @@ class LocalRunner:
         with _one_torch_thread():
             self._pools.wipe(plan.retired)
             program = self._program(bucket if self._graph == "eager" else bucket.rounded_up())
-            program.inputs.fill(plan)
+            program.buffers.fill(plan)
             return _read_back(plan, program.run())
 
     def _program(self, bucket: Bucket) -> _Program:
         program = self._programs.pop(bucket, None)
         if program is None:
             make = _Program if self._graph == "eager" else _TracedProgram
-            program = make(*self._place, bucket, self._device)
+            program = make(self._place, bucket)
         self._programs[bucket] = program
         if len(self._programs) > _MAX_PROGRAMS:
             self._programs.popitem(last=False)
@@ -122,4 +133,6 @@ def _read_back(plan: BatchPlan, result: StepTensors) -> StepOutput:
         result.rows_intact[: len(plan.rows)].tolist(),
         result.pages_intact[: len(plan.entries)].tolist(),
         result.rows_written[: len(plan.entries)].tolist(),
+        result.drafts[: len(plan.drafts)].tolist(),
+        result.confidence[: len(plan.drafts)].tolist(),
     )

@@ -7,14 +7,28 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from samebit.drafting import DraftSteps
 from samebit.indexing import IndexBuffer, StepIndex, acknowledge
-from samebit.inputs import Bucket, StaticInputs
+from samebit.inputs import Bucket, InputBuffer, StaticInputs
 from samebit.kernels.sets import KernelSet
 from samebit.kernels.values import SampleColumns
 from samebit.models.base import CausalLM
-from samebit.state.pools import StatePools
+from samebit.models.hidden import Hidden
+from samebit.speculative.drafter import Drafter
+from samebit.state.pools import PoolPart, StatePools
 
 LOGITS_SLICE = 512
+
+
+class StepBuffers:
+    """Owner of what the steps of one bucket read: the filled inputs, and the addresses that the device makes of them."""
+
+    def __init__(self, bucket: Bucket, pools: StatePools, device: torch.device) -> None:
+        self._buffer = InputBuffer(bucket, device)
+        self.fill = self._buffer.fill
+        self.inputs = self._buffer.view
+        self.addresses = IndexBuffer(self.inputs, pools)
+        self.draft_steps = DraftSteps(self.inputs, pools, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +36,7 @@ class StepTensors:
     """Results on the device.
 
     Per logits row `tokens`, `logprobs`, `ranks`, `finite` [L] and `top_ids`, `top_logprobs` [L, N]; `accepted`,
-    `rows_intact` [B], `pages_intact` and `rows_written` [E] as in StepOutput.
+    `rows_intact` [B], `pages_intact` and `rows_written` [E], `drafts` and `confidence` [P, D] as in StepOutput.
     """
 
     tokens: Tensor
@@ -35,22 +49,35 @@ class StepTensors:
     rows_intact: Tensor
     pages_intact: Tensor
     rows_written: Tensor
+    drafts: Tensor
+    confidence: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """A drafter and its share of the state."""
+
+    drafter: Drafter
+    state: PoolPart
 
 
 def run_step(
     model: CausalLM,
     kernels: KernelSet,
-    inputs: StaticInputs,
-    addresses: IndexBuffer,
+    buffers: StepBuffers,
     pools: StatePools,
     bucket: Bucket,
+    speculation: Speculation | None,
 ) -> StepTensors:
-    """Forward all tokens, draw or score every logits row, accept drafts, compare all tags."""
-    index = addresses.fill(kernels)
-    hidden = model.forward(index, pools.whole).final.index_select(0, index.sample_tokens)
-    tokens, logprobs, ranks, finite, top_ids, top_logprobs = _sample(model, kernels, hidden, inputs, index, bucket)
+    """Forward all tokens, draw or score every logits row, accept drafts, guess further ones, compare all tags."""
+    inputs = buffers.inputs
+    index = buffers.addresses.fill(kernels)
+    hidden = model.forward(index, pools.whole)
+    drawn = _sample(model, kernels, hidden.final.index_select(0, index.sample_tokens), inputs, index, bucket)
+    tokens, logprobs, ranks, finite, top_ids, top_logprobs = drawn
     tables = pools.tables
     accepted = kernels.accept(tokens, index.drafts, tables.length, tables.next_token, pools.geometry.max_drafts)
+    drafts, confidence = _speculate(speculation, index, hidden, buffers, pools)
     pages_intact, rows_written = acknowledge(inputs, index, pools)
     return StepTensors(
         tokens=tokens,
@@ -63,7 +90,25 @@ def run_step(
         rows_intact=index.rows_intact,
         pages_intact=pages_intact,
         rows_written=rows_written,
+        drafts=drafts,
+        confidence=confidence,
     )
+
+
+def _speculate(
+    speculation: Speculation | None, index: StepIndex, hidden: Hidden, buffers: StepBuffers, pools: StatePools
+) -> tuple[Tensor, Tensor]:
+    """The drafter takes in the step, whoever wants drafts; then it guesses, and each slot keeps its guesses."""
+    steps, slots = buffers.draft_steps, buffers.inputs.draft_slots
+    if speculation is not None:
+        speculation.drafter.advance(index, hidden, speculation.state)
+    if speculation is None or not steps.num_rows:
+        nothing = slots.new_empty(slots.shape[0], 0)
+        return nothing, nothing.float()
+    steps.begin(index.sampling)
+    found = speculation.drafter.propose(steps, speculation.state)
+    pools.tables.drafts[slots.long(), : found.tokens.shape[1]] = found.tokens
+    return found.tokens, found.confidence
 
 
 def _sample(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from samebit.core.config import Schedule
-from samebit.core.plan import DRAW, NO_SNAPSHOT, BatchPlan, CheckpointEntry, PlanRow, PlanSample, owner_tag
+from samebit.core.config import EngineConfig, Schedule
+from samebit.core.plan import DRAW, NO_SNAPSHOT, BatchPlan, CheckpointEntry, PlanDraft, PlanRow, PlanSample, owner_tag
 from samebit.scheduler.sequence import Sequence, Status
 from samebit.state.manager import PendingCheckpoint, SequenceState, StateManager
 from samebit.state.prefix_tree import CheckpointKind
@@ -20,7 +20,8 @@ class PlannedRow:
 
     `state` is the sequence's state when it was planned. `drafts` are the guessed tokens at the row's end. `pending` pairs
     an entry's index with its checkpoint; `resume_entry` is the index of the entry that compares a resumed state's pages;
-    `first_sample` and `targets` say which logits rows are its own (a target of DRAW is a new token).
+    `first_sample` and `targets` say which logits rows are its own (a target of DRAW is a new token); `draft_index`: which
+    of the step's proposals is its own.
     """
 
     sequence: Sequence
@@ -32,17 +33,28 @@ class PlannedRow:
     resume_entry: int | None = None
     first_sample: int = 0
     targets: list[int] = field(default_factory=list)
+    draft_index: int | None = None
 
 
 def write_plan(
-    step: int, planned: list[PlannedRow], manager: StateManager, schedule: Schedule, interval: int
+    step: int, planned: list[PlannedRow], manager: StateManager, config: EngineConfig, *, is_drafting: bool
 ) -> BatchPlan:
-    """The plan of `planned`, whose places in it are noted in each PlannedRow; checkpoints get their snapshots here."""
+    """The plan of `planned`, whose places in it are noted in each PlannedRow; checkpoints get their snapshots here.
+
+    `is_drafting`: the device guesses further tokens for the rows that can have them.
+    """
+    schedule, interval = config.schedule, config.checkpoint_interval
     if schedule.shuffle_rows:
         planned.sort(key=lambda row: owner_tag(step ^ (schedule.seed << 32), row.state.owner))
     rows, samples, entries, deltas = [], list[PlanSample](), list[CheckpointEntry](), []
+    drafts: list[PlanDraft] = []
     for number, row in enumerate(planned):
         rows.append(_plan_row(row))
+        wants_drafts = is_drafting and _has_room_for_drafts(row)
+        if wants_drafts:
+            # Guesses lie behind the row; where there are no pages for them they are worth nothing, and do no harm.
+            behind = row.num_tokens + manager.geometry.max_drafts
+            manager.grow(row.state, min(behind, row.sequence.max_length - row.start))
         deltas += manager.take_deltas(row.state)
         if row.state.resume is not None:
             row.resume_entry = len(entries)
@@ -56,6 +68,9 @@ def write_plan(
         row.first_sample = len(samples)
         samples += _plan_samples(row, number)
         row.targets = [sample.target for sample in samples[row.first_sample :]]
+        if wants_drafts:
+            row.draft_index = len(drafts)
+            drafts.append(PlanDraft(number, manager.reach(row.state)))
     retired = manager.take_newly_free()
     return BatchPlan(
         step=step,
@@ -64,6 +79,7 @@ def write_plan(
         entries=entries,
         page_deltas=deltas,
         retired=retired,
+        drafts=drafts,
         pad_tokens=schedule.pad_tokens,
         pad_rows=schedule.pad_rows,
     )
@@ -133,11 +149,19 @@ def _shared_length(one: list[int], other: list[int], limit: int) -> int:
     return low
 
 
+def _has_room_for_drafts(row: PlannedRow) -> bool:
+    """Whether a row draws, and its sequence may have two more tokens behind the one that it is sure to get."""
+    sequence, end = row.sequence, row.start + row.num_tokens - len(row.drafts)
+    draws = row.num_tokens > 0 and end == len(sequence.token_ids)
+    return draws and sequence.request.params.speculation and sequence.max_length - end >= 3
+
+
 def _plan_row(row: PlannedRow) -> PlanRow:
     sequence, start = row.sequence, row.start
     known = sequence.token_ids[start : start + row.num_tokens]
-    # The device has what it drew last; only guesses of the host are new to it.
-    token_ids = [] if sequence.drew_last and not row.drafts else [*known, *row.drafts]
+    # The device has what it drew and guessed last; guesses of the host are new to it.
+    is_known = sequence.drew_last and row.drafts == sequence.drafts[: len(row.drafts)]
+    token_ids = [] if is_known else [*known, *row.drafts]
     resume = row.state.resume
     return PlanRow(
         request_id=sequence.request.request_id,

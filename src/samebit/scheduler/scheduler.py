@@ -34,8 +34,8 @@ from samebit.state.manager import StateManager
 class Scheduler:
     """Owner of all sequences. `max_length` is the most tokens a request may have, prompt and output.
 
-    `drafter` makes what guesses each sequence's next tokens on the host; a step verifies at most as many of them as the
-    manager's geometry has room for.
+    A step verifies at most as many guessed tokens of a sequence as the manager's geometry has room for. `drafter` makes what
+    guesses them on the host; without one, the device does.
     """
 
     def __init__(
@@ -129,7 +129,8 @@ class Scheduler:
                 break
             planned.append(row)
         planned += [self._publishing_row(sequence) for sequence in self._publishing]
-        plan = write_plan(self._step, planned, self._manager, self._config.schedule, self._config.checkpoint_interval)
+        is_drafting = self._drafter is None and self._manager.geometry.max_drafts > 0
+        plan = write_plan(self._step, planned, self._manager, self._config, is_drafting=is_drafting)
         self._in_flight = planned
         self._manager.launch(self._step)
         return plan
@@ -189,10 +190,11 @@ class Scheduler:
         """Guesses of the tokens behind a sequence's last one, fewer than it may still have."""
         allowed = sequence.max_length - len(sequence.token_ids) - 1
         limit = min(room, allowed, self._manager.geometry.max_drafts)
-        if sequence.proposer is None or sequence.state is None or limit < 1:
+        if sequence.state is None or limit < 1:
             return []
-        guesses = sequence.proposer.propose(sequence.token_ids, limit)[:limit]
-        return spoiled(self._config.schedule, self._step, sequence.state.owner, guesses)
+        proposer = sequence.proposer
+        guesses = sequence.drafts if proposer is None else proposer.propose(sequence.token_ids, limit)
+        return spoiled(self._config.schedule, self._step, sequence.state.owner, guesses[:limit])
 
     def _awaits_prefix(self, sequence: Sequence) -> bool:
         """Whether a running sequence is about to publish more of this one's tokens than the cache holds now."""
@@ -218,7 +220,7 @@ class Scheduler:
         self._waiting.remove(sequence)
         self._running.append(sequence)
         sequence.status, sequence.state = Status.RUNNING, state
-        sequence.drew_last = False
+        sequence.drew_last, sequence.drafts = False, []
         if sequence.num_cached < 0:
             sequence.num_cached = state.length
         sequence.num_chunks += 1
@@ -261,6 +263,8 @@ class Scheduler:
         progress = None
         if intact and sequence.status is Status.RUNNING and sequence.finish_reason is None:
             progress = self._take_samples(sequence, row, finite, output.accepted[number])
+            if row.draft_index is not None:
+                sequence.drafts = output.drafts[row.draft_index]
         if usable:
             # What was accepted behind a stop is no part of the sequence.
             length = min(row.start + row.num_tokens - rejected, len(sequence.token_ids))
@@ -317,7 +321,7 @@ class Scheduler:
             if reason is not None:
                 break
         sequence.num_scored += len(scored)
-        sequence.drew_last = bool(drawn)
+        sequence.drew_last, sequence.drafts = bool(drawn), []
         counts = SpeculationCounts()
         if row.drafts:
             counts = self.counters.verified(len(row.drafts), min(num_accepted, len(drawn)))

@@ -41,7 +41,8 @@ class Sequence:
 
     `num_cached` is the hit of the first admission (-1 before it). `prompt_end` is the checkpoint boundary at the prompt's
     end. `is_cold` bars the prefix cache after a damaged resume. `max_length` is where it ends for lack of room.
-    `drew_last`: the last step drew its last token, so the device has it. `proposer` guesses its next tokens on the host.
+    `drew_last`: the last step drew its last token, so the device has it. `proposer` guesses its next tokens on the host;
+    `drafts` are guesses that the last step made on the device, which has them too.
     """
 
     request: Request
@@ -57,6 +58,7 @@ class Sequence:
     is_cold: bool = False
     drew_last: bool = False
     proposer: Proposer | None = None
+    drafts: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_ids: frozenset[int] = field(default_factory=frozenset)
 

@@ -119,8 +119,11 @@ class StateManager:
             return 0
         for g in range(len(state.groups)):
             self._extend(state, g, state.length + wanted)
-        reach = min(len(held.pages) for held in state.groups) * self.geometry.page_size
-        return max(0, min(wanted, reach - state.length))
+        return max(0, min(wanted, self.reach(state) - state.length))
+
+    def reach(self, state: SequenceState) -> int:
+        """Positions below it have pages in every group."""
+        return min(len(held.pages) for held in state.groups) * self.geometry.page_size
 
     def take_deltas(self, state: SequenceState) -> list[PageDelta]:
         """What the device's page tables have yet to learn about this sequence."""

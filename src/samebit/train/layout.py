@@ -5,22 +5,17 @@ Knows names, shapes and dtypes; writes no files (export.py does).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from samebit.models.checkpoint import Checkpoint, read_json
-from samebit.models.inkling_config import InklingConfig
-from samebit.models.inkling_weights import Stored, stored_parameters
-from samebit.train.model import PUBLISHED, Block, Inkling, depth_config
+from samebit.models.inkling_config import parse_depths
+from samebit.models.inkling_weights import Stored, stored_depths, stored_parameters
+from samebit.train.model import PUBLISHED, Block, Inkling
 
-_DEPTH_NAMES = {
-    "hidden_norm": "hidden_norm.weight",
-    "embed_norm": "embed_norm.weight",
-    "input_proj": "input_proj.weight",
-}
 # Published checkpoints keep these two in fp32 whatever the rest is.
 _ALWAYS_FP32 = ("mlp.gate.bias", "mlp.gate.global_scale")
 
@@ -52,31 +47,19 @@ def stored_tensors(model: Inkling) -> Iterator[tuple[Stored, Tensor]]:
     stored = stored_parameters(model.config, PUBLISHED)
     for key, tensor in model.weights.items():
         yield stored[key], tensor
-    yield from _of_blocks(list(model.blocks), stored, {})
-    drafts = depth_config(model.raw)
-    if drafts is not None:
-        yield from _of_depths(model, drafts)
-
-
-def _of_depths(model: Inkling, drafts: InklingConfig) -> Iterator[tuple[Stored, Tensor]]:
-    blocks, renamed = [], {}
-    for j, depth in enumerate(model.depths):
-        prefix = f"model.mtp.layers.{j}."
+    yield from _of_blocks(model.blocks, stored)
+    drafts = parse_depths(model.raw)
+    if drafts is None:
+        return
+    stored = stored_depths(drafts)
+    yield from _of_blocks((depth.get_submodule("block") for depth in model.depths), stored)
+    for i, depth in enumerate(model.depths):
         for key, tensor in depth.get_submodule("weights").named_parameters():
-            yield Stored((prefix + _DEPTH_NAMES[key],), (tuple(tensor.shape),), lambda tensors: tensors[0]), tensor
-        blocks.append(depth.get_submodule("block"))
-        renamed[f"model.llm.layers.{j}."] = f"{prefix}transformer_block."
-    yield from _of_blocks(blocks, stored_parameters(drafts, PUBLISHED), renamed)
+            yield stored[f"{i}.{key}"], tensor
 
 
-def _of_blocks(
-    blocks: list[torch.nn.Module], stored: dict[str, Stored], renamed: dict[str, str]
-) -> Iterator[tuple[Stored, Tensor]]:
+def _of_blocks(blocks: Iterable[torch.nn.Module], stored: Mapping[str, Stored]) -> Iterator[tuple[Stored, Tensor]]:
     for i, block in enumerate(blocks):
         assert isinstance(block, Block), "a model is made of blocks"
         for key, tensor in [*block.weights.items(), *block.named_buffers(recurse=False)]:
-            place = stored[f"{i}.{key}"]
-            name = place.names[0]
-            for before, after in renamed.items():
-                name = after + name.removeprefix(before) if name.startswith(before) else name
-            yield Stored((name,), place.shapes, place.join), tensor
+            yield stored[f"{i}.{key}"], tensor

@@ -10,14 +10,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from samebit.core.errors import CheckpointError
 from samebit.models.inkling import log_scaling
-from samebit.models.inkling_config import InklingConfig, parse_config
+from samebit.models.inkling_config import InklingConfig, parse_config, parse_depths
 from samebit.models.inkling_weights import head_shape, stored_parameters
 from samebit.train.attention import full_attention, window_attention
 
@@ -138,7 +137,9 @@ class Inkling(nn.Module):
             }
         )
         self.blocks = nn.ModuleList(Block(self.config, i) for i in range(self.config.num_hidden_layers))
-        drafts = depth_config(raw)
+        if (raw.get("mtp_config") or {}).get("chain_hidden_post_norm"):
+            raise CheckpointError("chain_hidden_post_norm=True: training supports only False")
+        drafts = parse_depths(raw)
         num_depths = 0 if drafts is None else drafts.num_hidden_layers
         self.depths = nn.ModuleList(Depth(drafts, j) for j in range(num_depths) if drafts is not None)
         self.register_buffer("_tau", log_scaling(self.config), persistent=False)
@@ -203,30 +204,6 @@ class Inkling(nn.Module):
     def _part(self, part: Callable[..., Any]) -> Callable[..., Any]:
         """A part of the forward pass, as it is or compiled."""
         return self._compiled.get(part, part) if self.training else part
-
-
-def depth_config(raw: Mapping[str, Any]) -> InklingConfig | None:  # Any: JSON
-    """The draft depths as a model of dense layers, one for each depth; None without any.
-
-    Raises CheckpointError where `mtp_config` asks for what is not supported.
-    """
-    wanted = raw.get("mtp_config") or {}
-    count = wanted.get("num_nextn_predict_layers", 0)
-    if not isinstance(count, int) or count < 0:
-        raise CheckpointError(f"num_nextn_predict_layers={count!r}: must be a whole number, at least 0")
-    if wanted.get("chain_hidden_post_norm"):
-        raise CheckpointError("chain_hidden_post_norm=True: only False is supported")
-    local = wanted.get("local_layer_ids", [])
-    return (
-        msgspec.structs.replace(
-            parse_config(raw),
-            num_hidden_layers=count,
-            is_window=tuple(j in local for j in range(count)),
-            is_dense=(True,) * count,
-        )
-        if count
-        else None
-    )
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:

@@ -1,0 +1,62 @@
+"""Addresses of the rows that guess: one for each sequence that wants drafts, behind its committed tokens.
+
+`DraftSteps` is to a drafter what the step's index is to the target: positions, ring rows and page slots of further tokens, one
+a row at a time, which are guesses and will be overwritten. Everything is computed on the device. Knows no drafter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from samebit.indexing import IndexBuffer, StepIndex
+from samebit.inputs import Bucket, InputBuffer, StaticInputs
+from samebit.kernels.sets import KernelSet
+from samebit.kernels.values import SampleColumns
+from samebit.state.pools import StatePools
+
+
+class DraftSteps:
+    """Owner of the addresses of P rows that guess. Rows of slot 0 are inert: they have no tokens.
+
+    Valid between `begin` and the end of the step: `last_tokens` [P] int32, of which the target has seen nothing, and
+    `lengths` [P] int64, the positions of these.
+    """
+
+    def __init__(self, inputs: StaticInputs, pools: StatePools, device: torch.device) -> None:
+        self._inputs, self._tables = inputs, pools.tables
+        num_rows = inputs.draft_slots.shape[0]
+        bucket = Bucket(tokens=num_rows, rows=num_rows, samples=0, bans=0, entries=0, deltas=0, top=0, drafts=0)
+        self._own = InputBuffer(bucket, device).view
+        self._addresses = IndexBuffer(self._own, pools)
+        self.num_rows = num_rows
+
+    def begin(self, sampling: SampleColumns) -> None:
+        """Take the words of each row's slot, as they are once the step's drafts have been accepted or not."""
+        slots = self._inputs.draft_slots.long()
+        self.lengths = torch.where(slots > 0, self._tables.length[slots], 0)
+        self.last_tokens = torch.where(slots > 0, self._tables.next_token[slots], 0)
+        self._own.row_slots.copy_(slots)
+        self._own.row_tags.copy_(self._inputs.draft_tags)
+        self._sampling = sampling
+
+    def at(self, kernels: KernelSet, ahead: int, token_ids: Tensor) -> StepIndex:
+        """The index of a step in which each row has one token, `token_ids` [P] int32, `ahead` places behind its last one.
+
+        A row without a page for it has none, and its results mean nothing.
+        """
+        position = self.lengths + ahead
+        has_page = position < self._inputs.draft_limits
+        self._own.query_start[1:].copy_(has_page.cumsum(0))
+        self._own.row_start.copy_(torch.where(has_page, position, 0))
+        self._own.token_ids.copy_(token_ids)
+        return self._addresses.fill(kernels)
+
+    def columns(self, ahead: int) -> SampleColumns:
+        """How the target is going to draw the token `ahead` places behind each row's last one (1: the first guess)."""
+        rows = self._inputs.draft_samples.long()
+        taken = {field.name: getattr(self._sampling, field.name)[rows] for field in fields(SampleColumns)}
+        taken |= {"position": self.lengths + ahead, "target": torch.full_like(self.last_tokens, -1)}
+        return SampleColumns(**taken)

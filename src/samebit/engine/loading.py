@@ -1,0 +1,63 @@
+"""What an engine computes with: kernels that have proved row-pure on this host, the model, and who guesses. Knows files."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from samebit.core.config import EngineConfig
+from samebit.core.errors import ConfigError
+from samebit.kernels.certify import certify
+from samebit.kernels.native.build import NativeUnavailableError
+from samebit.kernels.sets import TORCH_SET, KernelSet, select_kernels
+from samebit.models.base import CausalLM, load_model
+from samebit.speculative.drafter import Drafter
+from samebit.speculative.load import device_drafter_taps, load_drafter
+from samebit.state.layout import LayoutPart, StateLayout, join_layouts
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model with its kernels, and the drafter on the device if the settings name one."""
+
+    kernels: KernelSet
+    model: CausalLM
+    drafter: Drafter | None
+
+    def layout(self) -> tuple[StateLayout, LayoutPart | None]:
+        """All state of a request, and the drafter's part of it."""
+        target = self.model.state_layout()
+        return (target, None) if self.drafter is None else join_layouts(target, self.drafter.state_layout())
+
+
+def load(config: EngineConfig, folder: Path, device: torch.device) -> Loaded:
+    """The model in `folder` and its drafter, with kernels that are row-pure for each of their shapes.
+
+    Raises ConfigError or ModelError for what cannot be served.
+    """
+    try:
+        kernels = select_kernels(config.kernels, config.num_threads or len(os.sched_getaffinity(0)))
+    except NativeUnavailableError as error:
+        raise ConfigError(f"kernels={config.kernels!r}: {error}") from error
+    loaded = _load_with(config, folder, kernels, device)
+    shapes = loaded.model.linear_shapes() | (loaded.drafter.linear_shapes() if loaded.drafter else set())
+    failures = [] if kernels.name == TORCH_SET else certify(kernels, shapes)
+    if not failures:
+        return loaded
+    for failure in failures:
+        _log.warning("%s is not row-pure on this host for %s; using the torch kernels there", kernels.name, failure)
+    return _load_with(config, folder, kernels.without((f.num_out, f.num_in) for f in failures), device)
+
+
+def _load_with(config: EngineConfig, folder: Path, kernels: KernelSet, device: torch.device) -> Loaded:
+    wanted = config.speculative_config
+    if wanted is None:
+        return Loaded(kernels, load_model(folder, kernels, device), None)
+    model = load_model(folder, kernels, device, device_drafter_taps(wanted))
+    return Loaded(kernels, model, load_drafter(wanted, folder, model, kernels, device))
