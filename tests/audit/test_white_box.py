@@ -15,7 +15,7 @@ COLD = "cold/solo/whole/eager"
 HIT = "hit/solo/whole/eager"
 BATCH = "cold/batch/whole/eager"
 PREEMPTED = "cold/preempted/whole/eager"
-GUESSED = "cold/solo/whole/eager/guessed"
+GUESSED = "cold/solo/whole/eager/own"
 TOLD = "cold/solo/whole/eager/told"
 
 

@@ -19,8 +19,8 @@ EXECUTIONS: dict[str, dict[str, Any]] = {
     name: {"graph": name} for name in ("eager", "trace")
 }  # Any: values of EngineConfig's fields
 
-# "guessed": by the drafter of the settings. "told": the reference's answer is guessed, and some of it spoiled.
-DRAFTS = ("none", "guessed", "told")
+# "own": by the drafter of the settings. "told": the reference's answer is guessed, and some of it spoiled.
+DRAFTS = ("none", "own", "told")
 
 _PREEMPT_PERCENT = 20
 

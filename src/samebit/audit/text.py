@@ -8,7 +8,7 @@ from rich.table import Table
 
 from samebit.audit.values import BlackBoxReport, Check, Difference, Report, ScenarioResult, WhiteBoxReport
 
-_COUNTED = ("hits", "preempted", "batched", "runs", "guessed", "accepted")
+_COUNTED = ("hits", "preempted", "batched")
 _COLOURS = {"holds": "green", "broken": "red", "not checkable": "yellow"}
 
 
@@ -36,14 +36,16 @@ def describe(difference: Difference) -> str:
 
 
 def _print_white_box(report: WhiteBoxReport, console: Console) -> None:
-    table = Table("scenario", "observations", "differ", *_COUNTED, box=None, pad_edge=False)
+    table = Table("scenario", "values", "differ", *_COUNTED, "accepted", box=None, pad_edge=False)
     for column in table.columns:
         column.no_wrap = True
         column.justify = "left" if column is table.columns[0] else "right"
     for result in report.scenarios:
         numbers = [sum(getattr(c, name) for c in result.cells) for name in _COUNTED]
         colour = "red" if result.counts.mismatches or result.problems else "green"
-        shown = [f"{result.counts.observations:,}", f"{result.counts.mismatches:,}", *map(str, numbers)]
+        guessed, accepted = (sum(getattr(c, name) for c in result.cells) for name in ("guessed", "accepted"))
+        guesses = f"{accepted}/{guessed}" if guessed else ""
+        shown = [f"{result.counts.observations:,}", f"{result.counts.mismatches:,}", *map(str, numbers), guesses]
         table.add_row(f"[{colour}]{escape(result.name)}[/]", *shown)
     console.print(table)
     counts = report.counts
