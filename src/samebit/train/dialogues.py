@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,19 +18,21 @@ from tokenizers import Tokenizer
 from samebit.core.errors import ConfigError
 from samebit.train.facts import Known
 from samebit.train.fields import Scalar
+from samebit.train.forms import capital
 from samebit.train.json_answers import JsonTask, json_task, object_pieces, task_about
+from samebit.train.noise import OPENINGS, REMARKS
 from samebit.train.phrases import (
     ACKNOWLEDGED,
     ANSWERS,
+    ASK_JSON,
     COMPLETE_CODE,
     EFFORTS,
-    OPENINGS,
-    PHRASES,
     SEEN_CODE,
     SHOW_CODE,
     SYSTEM,
     TALK,
 )
+from samebit.train.sentences import correction, opening, question, statement
 from samebit.train.snippets import Snippets
 from samebit.train.tokens import TokenStream
 from samebit.train.tools import Tool, declaration, declare, tool_use
@@ -42,6 +45,10 @@ _SHORT_SHARES = {"state": 18, "correct": 26, "ask": 42, "tool": 12, "json": 3, "
 _LONG_SHARES = {"state": 12, "correct": 26, "ask": 46, "tool": 12, "json": 2, "object": 4, "complete": 3, "talk": 15}
 # How many facts there may be; with few of them each is corrected more often.
 _SHORT_FACTS, _LONG_FACTS = (2, 3, 5, 10), (6, 12, 24, 40)
+# How often what is told or asked has a sentence from a docstring beside it.
+_PROSE_SHARE = 0.06
+# How often a new fact, or one that is asked for, is easily confused with another one.
+_CONFUSABLE_SHARE = 0.45
 # How often a fact will be corrected: two in three are.
 _CORRECTIONS = (0, 0, 0, 1, 2, 3, 3, 4, 5)
 
@@ -196,7 +203,7 @@ class DialogueWriter:
         while True:
             found = subject(rng, self._split)
             similar = [f.subject for f in self._facts if f.subject.kind == "thing"]
-            if found.kind == "thing" and similar and rng.random() < 0.35:
+            if found.kind == "thing" and similar and rng.random() < _CONFUSABLE_SHARE:
                 found = self._confusable(found, rng.choice(similar))
             if found.key not in taken:
                 return Known(found, found.make(rng), corrections_left=rng.choice(_CORRECTIONS))
@@ -212,7 +219,7 @@ class DialogueWriter:
         for _ in range(count):
             fact = self._new_fact()
             self._facts.append(fact)
-            self._tell(fact, PHRASES[self._split][fact.subject.kind].state)
+            self._tell(fact, statement(self._rng, self._split, fact.subject.kind))
         self._reply(ACKNOWLEDGED)
         return fact
 
@@ -228,34 +235,44 @@ class DialogueWriter:
         while value == fact.value:
             value = fact.subject.make(self._rng)
         fact.change(value)
-        self._tell(fact, PHRASES[self._split][fact.subject.kind].correct)
+        self._tell(fact, correction(self._rng, self._split, fact.subject.kind))
         self._reply(ACKNOWLEDGED)
 
-    def _tell(self, fact: Known, templates: Sequence[str]) -> None:
-        sentence = self._opening() + self._rng.choice(templates)
-        fact.stated_at = self._out.message("user", fact.fill(sentence, STATED))
+    def _tell(self, fact: Known, sentence: str) -> None:
+        fact.stated_at = self._out.message("user", fact.fill(self._in_prose(sentence), STATED))
 
-    def _opening(self) -> str:
-        return self._rng.choice(OPENINGS) if self._split == "train" and self._rng.random() < 0.25 else ""
+    def _in_prose(self, sentence: str) -> str:
+        """The sentence of a training dialogue, at times with one from a docstring before or behind it."""
+        if self._split == "probe" or self._rng.random() > _PROSE_SHARE:
+            return sentence
+        prose = self._rng.choice(self._prose)
+        return f"{prose} {sentence}" if self._rng.random() < 0.5 else f"{sentence} {prose}"
 
     def _reply(self, texts: Sequence[str]) -> None:
         self._out.message("model", [(self._rng.choice(texts), PLAIN)])
         self._out.end_turn()
 
     def _ask_something(self) -> None:
-        """Ask for what was asked least and stated longest ago, for what was corrected, or for anything."""
+        """Ask for what was asked least and stated longest ago, for what was corrected, for what is easily confused, or for anything."""
         open_facts = [f for f in self._facts if f.num_asked < 3]
         if open_facts:
             draw = self._rng.random()
-            oldest = min(open_facts, key=lambda f: (f.num_asked, f.stated_at))
-            corrected = [f for f in open_facts if f.num_corrections]
-            self._ask(oldest if draw < 0.4 else self._rng.choice((corrected if draw < 0.75 else []) or open_facts))
+            if draw < 0.35:
+                preferred = [min(open_facts, key=lambda f: (f.num_asked, f.stated_at))]
+            elif draw < 0.65:
+                preferred = [f for f in open_facts if f.num_corrections]
+            elif draw < 0.85:
+                things = Counter(f.subject.thing for f in self._facts if f.subject.thing)
+                preferred = [f for f in open_facts if things[f.subject.thing] > 1]
+            else:
+                preferred = []
+            self._ask(self._rng.choice(preferred or open_facts))
 
     def _ask(self, fact: Known) -> int:
         """Ask and answer; where the reply begins, right behind `<|message_model|>`."""
         kind = fact.subject.kind
-        question = self._opening() + self._rng.choice(PHRASES[self._split][kind].ask)
-        self._out.message("user", fact.fill(question, PLAIN))
+        asked = self._in_prose(question(self._rng, self._split, kind))
+        self._out.message("user", fact.fill(asked, PLAIN))
         begin = len(self._out.token_ids) + 1
         self._out.message("model", fact.fill(ANSWERS[kind], ANSWER))
         self._out.end_turn()
@@ -292,7 +309,7 @@ class DialogueWriter:
         """Ask for up to three facts as one JSON object."""
         facts = self._rng.sample(self._facts, min(len(self._facts), self._rng.choice((1, 2, 3))))
         keys = ", ".join(f'"{f.subject.key}"' for f in facts)
-        self._out.message("user", [(f"Answer in JSON with the keys {keys}.", PLAIN)])
+        self._out.message("user", [(ASK_JSON.draw(self._rng).replace("{x}", keys), PLAIN)])
         self._answer_json({f.subject.key: f.value for f in facts})
 
     def _answer_json(self, value: Mapping[str, Scalar]) -> None:
@@ -306,11 +323,16 @@ class DialogueWriter:
             self._show_code(rng.randrange(low, high))
             return
         if rng.random() < 0.3:
-            said = self._opening() + rng.choice(TALK)
+            said = self._remark()
         else:
             said = " ".join(rng.choice(self._prose) for _ in range(rng.choice((1, 1, 2, 3))))
         self._out.message("user", [(said, PLAIN)])
         self._reply(ACKNOWLEDGED)
+
+    def _remark(self) -> str:
+        if self._split == "probe" or self._rng.random() < 0.3:
+            return self._rng.choice(TALK)
+        return opening(self._rng) + capital(REMARKS.draw(self._rng))
 
     def _show_code(self, length: int) -> None:
         begin = self._rng.randrange(max(1, len(self._code) - length))
@@ -325,10 +347,9 @@ def talk(seed: int, prose: Sequence[str]) -> str:
     lines = []
     for _ in range(30):
         found = subject(rng, "train")
-        fact = Known(found, found.make(rng))
-        phrases = PHRASES["train"][found.kind]
-        templates = (phrases.state, phrases.correct, phrases.ask, (ANSWERS[found.kind],))
-        lines += ["".join(text for text, _ in fact.fill(rng.choice(choices), PLAIN)) for choices in templates]
+        fact = Known(found, found.make(rng), old_value=found.make(rng))
+        sentences = [draw(rng, "train", found.kind) for draw in (statement, correction, question)]
+        lines += ["".join(text for text, _ in fact.fill(s, PLAIN)) for s in (*sentences, ANSWERS[found.kind])]
         tools = declare(rng)
         text, use, task = declaration(tools), tool_use(rng, tools), json_task(rng, "train")
         lines += [

@@ -1,7 +1,6 @@
-"""Sentences of training dialogues, each for training or for probes only.
+"""Sentences about facts that only probes have, the answers, and what else is said in dialogues.
 
-A fact's sentences hold {k} for the key and {v} for the value; those about a thing may name its attribute {a} and the thing {t}
-instead of the key, and corrections may name the value before, {old}. Plain text; knows no tokens.
+A fact's sentences hold {k} for the key and {v} for the value; corrections may name the value before, {old}. Plain text; knows no tokens.
 """
 
 from __future__ import annotations
@@ -10,87 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from samebit import dialogues
-from samebit.train.words import Kind, Split
+from samebit.train.forms import Forms
+from samebit.train.words import Kind
 
 
 @dataclass(frozen=True, slots=True)
 class Phrases:
-    """Sentences about one kind of subject."""
+    """A probe's sentences about one kind of subject."""
 
     state: tuple[str, ...]
     correct: tuple[str, ...]
     ask: tuple[str, ...]
 
 
-_TRAIN: Mapping[Kind, Phrases] = {
-    "thing": Phrases(
-        state=(
-            *(t.replace("{key}", "{k}").replace("{value}", "{v}") for t in dialogues.STATE),
-            "By the way, the {k} is {v}.", "Let it be known that {v} is the {k}.", "{v} is the {k}.", "We decided on {v} as the {k}.",
-            "Write down {v} for the {k}.", "Use {v} as the {k}.", "The {t} has {v} as its {a}.", "As for the {t}, its {a} is {v}.",
-            "Regarding the {t}: the {a} is {v}.", "The {t}'s {a} is {v}.", "The {k}? It is {v}.", "Keep in mind: the {k} = {v}.",
-            "About the {k}: {v}.", "I checked the {k} today and it is {v}.", "My colleague says the {k} is {v}.",
-            "You will need the {k}, which is {v}.", "It turns out the {k} is {v}.", "I can tell you the {k}: it is {v}.",
-            "There is a {t}, and the {k} is {v}.", "I just found out what the {k} is, namely {v}.", "Do not forget the {k}, {v}.",
-        ),
-        correct=(
-            "Update: the {k} is now {v}.", "Correction: the {k} is now {v}.", "The {k} has changed; it is now {v}.",
-            "The {k} is {v} from now on.", "The {k} is no longer {old} but {v}.", "Instead of {old}, the {k} is now {v}.",
-            "Forget {old}: the {k} is {v}.", "They replaced the {k} with {v}.", "The new {k} is {v}.",
-            "The {k} was {old}, but now it is {v}.", "Sorry, I made a mistake. The {k} is {v}.", "Change the {k} to {v}, please.",
-            "From today the {t} has {v} as its {a}.", "{v}, not {old}, is the {k} now.", "The {k} became {v}.",
-            "As of today the {k} is {v}.", "Actually, the {k} is {v}.", "I have to correct myself, the {k} is {v}.",
-            "The {t} got another {a}: {v}.", "What I said about the {k} is out of date; it is {v}.", "The {k} is different now: {v}.",
-        ),
-        ask=(
-            *(t.replace("{key}", "{k}") for t in dialogues.ASK),
-            "I forgot the {k}. What is it?", "Please repeat the {k}.", "What was the {k}?", "Which {a} does the {t} have?",
-            "Do you remember the {k}?", "The {k}, please?", "What did I say the {k} was?", "I need the {k} now.",
-            "Could you look up the {k}?", "What is the current {k}?", "Say the {k} once more.", "What do you have noted for the {k}?",
-            "Let me know the {k}.", "What is the {t}'s {a}?", "And the {k}?", "Give me the {k}.", "How about the {k}?",
-        ),
-    ),
-    "mine": Phrases(
-        state=(
-            "My {k} is {v}.", "Please remember that my {k} is {v}.", "By the way, my {k} is {v}.", "{v} is my {k}.",
-            "I have {v} as my {k}.", "For your records: my {k} is {v}.", "Just so you know, my {k} is {v}.", "My {k}? It is {v}.",
-            "About me: my {k} is {v}.", "You can note {v} as my {k}.", "I want to tell you that my {k} is {v}.",
-            "Since you ask, my {k} is {v}.", "My {k} happens to be {v}.", "As for my {k}, it is {v}.", "Remember my {k}: {v}.",
-        ),
-        correct=(
-            "Update: my {k} is now {v}.", "Correction: my {k} is now {v}.", "My {k} is {v} from now on.",
-            "My {k} is no longer {old} but {v}.", "My {k} has changed; it is now {v}.", "My new {k} is {v}.",
-            "I have changed my {k} to {v}.", "Sorry, my {k} is {v}, not {old}.", "Actually, my {k} is {v}.",
-            "My {k} was {old}, but now it is {v}.", "As of today my {k} is {v}.", "Forget {old}: my {k} is {v}.",
-            "{v} is my {k} now.", "What I said about my {k} is out of date; it is {v}.",
-        ),
-        ask=(
-            "What is my {k}?", "Do you remember my {k}?", "Remind me, what is my {k}?", "What was my {k}?", "Can you tell me my {k}?",
-            "I forgot my {k}. What is it?", "Please repeat my {k}.", "What did I say my {k} was?", "Say my {k} once more.", "And my {k}?",
-            "Could you look up my {k}?", "Give me my {k}.", "What do you have noted for my {k}?", "What is my current {k}?",
-        ),
-    ),
-    "setting": Phrases(
-        state=(
-            "Set `{k}` to {v}.", "In our config, `{k}` is {v}.", "We use {v} for `{k}`.", "`{k}` = {v}.", "`{k}` is {v}.",
-            "`{k}` should be {v}.", "The value of `{k}` is {v}.", "I set `{k}` to {v}.", "Let `{k}` be {v}.",
-            "For this project `{k}` equals {v}.", "Take {v} for `{k}`.", "We run with `{k}` = {v}.", "{v} is what we use for `{k}`.",
-            "The default for `{k}` is {v}.", "Remember the setting `{k}`: {v}.",
-        ),
-        correct=(
-            "Update: `{k}` is now {v}.", "Correction: `{k}` is now {v}.", "Change `{k}` to {v}.", "`{k}` is no longer {old} but {v}.",
-            "We changed `{k}` from {old} to {v}.", "From now on `{k}` is {v}.", "The new value of `{k}` is {v}.",
-            "`{k}` was {old}, but now it is {v}.", "Sorry, `{k}` is {v}, not {old}.", "Actually, `{k}` is {v}.",
-            "Instead of {old}, use {v} for `{k}`.", "As of today `{k}` is {v}.", "`{k}` has changed; it is now {v}.",
-        ),
-        ask=(
-            "What is the value of `{k}`?", "What did we set `{k}` to?", "What is `{k}`?", "Do you remember `{k}`?", "How large is `{k}`?",
-            "I forgot `{k}`. What is it?", "Please repeat `{k}`.", "Give me `{k}`.", "And `{k}`?", "What is the current value of `{k}`?",
-            "Remind me, what is `{k}`?", "Could you look up `{k}`?", "What was `{k}`?",
-        ),
-    ),
-}  # fmt: skip
-_PROBE: Mapping[Kind, Phrases] = {
+PROBE_PHRASES: Mapping[Kind, Phrases] = {
     "thing": Phrases(
         state=(
             "Somebody told me that the {k} is {v}.", "I have learned that the {k} is {v}.", "According to my notes, the {k} is {v}.",
@@ -134,15 +66,15 @@ _PROBE: Mapping[Kind, Phrases] = {
         ),
     ),
 }  # fmt: skip
-PHRASES: Mapping[Split, Mapping[Kind, Phrases]] = {"train": _TRAIN, "probe": _PROBE}
-
 # The one form of an answer, so that an exact reply is well defined.
 ANSWERS: Mapping[Kind, str] = {"thing": "The {k} is {v}.", "mine": "Your {k} is {v}.", "setting": "`{k}` is {v}."}
-# What may stand before a training sentence.
-OPENINGS = (
-    *(text for text in dialogues.OPENINGS if text),
-    "Hello. ", "Hi again. ", "Quick note. ", "Listen. ", "Now something else. ", "Sorry to bother you. ", "That is interesting. ",
-)  # fmt: skip
+# {x}: the keys that the object shall have.
+ASK_JSON = Forms((
+    "Answer in JSON with the keys {x}.", "[Give me|I need|Show me|Write|Return] [a JSON object|JSON|an object in JSON] with the keys {x}.",
+    "[As|In] JSON, please: {x}.", "JSON with {x}[|, please].", "[Put|Collect|List] {x} in [one|a] JSON object.", "{x} as JSON[|, please].",
+    "[Can|Could] you [give|send|show] me {x} [as|in] JSON?", "Fill in a JSON object with [the keys |]{x}.", "What are {x}? Answer in JSON.",
+    "The keys are {x}. Answer with a JSON object.", "Tell all about {x} in JSON.", "Make a JSON object of {x} [from what I told you|for me].",
+))  # fmt: skip
 ACKNOWLEDGED = (
     *dialogues.REPLIES,
     "Got it.",
