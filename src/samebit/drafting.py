@@ -19,7 +19,7 @@ from samebit.state.pools import StatePools
 
 
 class DraftSteps:
-    """Owner of the addresses of P rows that guess. Rows of slot 0 are inert: they have no tokens.
+    """Owner of the addresses of P rows that guess, one token each.
 
     Valid between `begin` and the end of the step: `last_tokens` [P] int32, of which the target has seen nothing, and
     `lengths` [P] int64, the positions of these.
@@ -30,6 +30,7 @@ class DraftSteps:
         num_rows = inputs.draft_slots.shape[0]
         bucket = Bucket(tokens=num_rows, rows=num_rows, samples=0, bans=0, entries=0, deltas=0, top=0, drafts=0)
         self._own = InputBuffer(bucket, device).view
+        self._own.query_start.copy_(torch.arange(num_rows + 1))
         self._addresses = IndexBuffer(self._own, pools)
         self.num_rows = num_rows
 
@@ -38,18 +39,17 @@ class DraftSteps:
         slots = self._inputs.draft_slots.long()
         self.lengths = torch.where(slots > 0, self._tables.length[slots], 0)
         self.last_tokens = torch.where(slots > 0, self._tables.next_token[slots], 0)
-        self._own.row_slots.copy_(slots)
         self._own.row_tags.copy_(self._inputs.draft_tags)
         self._sampling = sampling
 
     def at(self, kernels: KernelSet, ahead: int, token_ids: Tensor) -> StepIndex:
         """The index of a step in which each row has one token, `token_ids` [P] int32, `ahead` places behind its last one.
 
-        A row without a page for it has none, and its results mean nothing.
+        A row without a page for it becomes the inert slot's first, and its results mean nothing.
         """
         position = self.lengths + ahead
         has_page = position < self._inputs.draft_limits
-        self._own.query_start[1:].copy_(has_page.cumsum(0))
+        self._own.row_slots.copy_(torch.where(has_page, self._inputs.draft_slots, 0))
         self._own.row_start.copy_(torch.where(has_page, position, 0))
         self._own.token_ids.copy_(token_ids)
         return self._addresses.fill(kernels)

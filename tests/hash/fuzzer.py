@@ -22,7 +22,7 @@ from samebit.kernels.sets import select_kernels
 from samebit.models.hash import HashConfig
 from samebit.state.prefix_tree import Checkpoint
 from tests.forced_drafts import ForcedDrafts
-from tests.hash.oracle import Oracle, check_bytes
+from tests.hash.oracle import Oracle, check_bytes, expected_drafts
 
 VOCAB = 61
 MAX_LENGTH = 40
@@ -102,8 +102,10 @@ class World:
         with tempfile.TemporaryDirectory() as folder:
             self.engine = Engine(self.script.config(Path(folder)), self._forced_drafts if accepts else None)
         self._accepts = accepts
-        oracle = Oracle(self.config, select_kernels(kernels, num_threads=1), self.engine.info.max_length)
-        self.player = Player(self.engine, oracle, self._after_step)
+        self._oracle = Oracle(self.config, select_kernels(kernels, num_threads=1), self.engine.info.max_length)
+        self.player = Player(self.engine, self._oracle, self._after_step)
+        self._record_steps()
+        self.num_drafts_checked = 0
         self._num_added = 0
         self._seen: set[Checkpoint] = set()
 
@@ -162,10 +164,32 @@ class World:
             return wanted.token_ids
         params = replace(request.params, stop_token_ids=None, ignore_eos=True, min_tokens=0, max_tokens=4)
         params = replace(params, prompt_logprobs=None)
-        beyond = self.player._oracle(replace(request, prompt_token_ids=whole, params=params))
+        beyond = self._oracle(replace(request, prompt_token_ids=whole, params=params))
         return [*wanted.token_ids, *beyond.token_ids]
 
+    def _record_steps(self) -> None:
+        runner = self.engine._runner
+        execute = runner.execute
+
+        def recorded(plan):
+            self._last_step = plan, execute(plan)
+            return self._last_step[1]
+
+        runner.execute = recorded
+
+    def _check_drafts(self) -> None:
+        """Guesses of the device are a function of the request's tokens, whatever came before."""
+        plan, output = self._last_step
+        for draft, guesses in zip(plan.drafts, output.drafts, strict=True):
+            sequence = self.engine.scheduler._sequences.get(plan.rows[draft.row].request_id)
+            if sequence is None or sequence.drafts != guesses:
+                continue  # ended, or preempted meanwhile
+            wanted = expected_drafts(self._oracle, sequence.request, sequence.token_ids, draft.limit, len(guesses))
+            assert guesses[: len(wanted)] == wanted, f"{sequence.request.request_id}: drafts"
+            self.num_drafts_checked += len(wanted)
+
     def _after_step(self, engine: Engine) -> None:
+        self._check_drafts()
         checkpoints = engine.manager.tree.checkpoints
         for checkpoint in checkpoints:
             if checkpoint not in self._seen:
@@ -187,9 +211,10 @@ class EngineMachine(RuleBasedStateMachine):
         graph=st.sampled_from(["eager", "eager", "trace"]),
         accepts=st.sampled_from([(), (), (0,), (9,), (1, 0, 2), (3, 9, 0), (2, 7, 1, 0)]),
         max_drafts=st.sampled_from([1, 3, 7]),
+        method=st.sampled_from(["ngram", "mtp"]),
     )
-    def set_up(self, layout, pools, schedule, budget, interval, caching, kernels, graph, accepts, max_drafts):
-        speculation = {"method": "ngram", "num_speculative_tokens": max_drafts, "prompt_lookup_min": 1}
+    def set_up(self, layout, pools, schedule, budget, interval, caching, kernels, graph, accepts, max_drafts, method):
+        speculation = {"method": method, "num_speculative_tokens": max_drafts, "prompt_lookup_min": 1}
         self.world = World(
             *layout,
             **pools,
@@ -199,7 +224,7 @@ class EngineMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             kernels=kernels,
             graph=graph,
-            accepts=accepts,
+            accepts=accepts if method == "ngram" else (),
             speculative_config=speculation,
         )
 

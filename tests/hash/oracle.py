@@ -13,6 +13,7 @@ from samebit.engine.engine import Engine
 from samebit.kernels.sets import KernelSet
 from samebit.kernels.values import SampleColumns
 from samebit.models.hash import HashConfig
+from samebit.state.pools import PoolPart
 from samebit.state.prefix_tree import Checkpoint
 from tests.hash.cold import ColdModel
 
@@ -33,12 +34,12 @@ class Oracle:
         answer = Answer(text=None)
         for position, token in enumerate(prompt):
             if params.prompt_logprobs is not None and position >= max(1, request.prompt_logprobs_start):
-                answer.prompt_logprobs.append(self._draw(model, request, params.prompt_logprobs, target=token))
+                answer.prompt_logprobs.append(self.draw(model, request, params.prompt_logprobs, target=token))
             model.feed(token)
         room = min(params.max_tokens or self.max_length, self.max_length - len(prompt))
         while True:
             banned = stops if len(answer.token_ids) < params.min_tokens else set()
-            drawn = self._draw(model, request, params.logprobs or 0, banned=banned)
+            drawn = self.draw(model, request, params.logprobs or 0, banned=banned)
             answer.token_ids.append(drawn.token_id)
             answer.logprobs += [drawn] if params.logprobs is not None else []
             if drawn.token_id in stops and len(answer.token_ids) >= params.min_tokens:
@@ -49,7 +50,8 @@ class Oracle:
                 return answer
             model.feed(drawn.token_id)
 
-    def _draw(self, model, request, num_top, *, target=-1, banned=frozenset()) -> TokenLogprobs:
+    def draw(self, model, request, num_top, *, target=-1, banned=frozenset()) -> TokenLogprobs:
+        """The token behind those that `model` has taken in."""
         logits = torch.tensor([model.logits()])
         if banned:
             barred = logits.clone()
@@ -72,7 +74,27 @@ class Oracle:
 
 
 def check_bytes(engine: Engine, config: HashConfig, checkpoint: Checkpoint) -> None:
-    """Every component of a checkpoint is what a cold run of its key leaves there."""
+    """Every component of a checkpoint is what a cold run of its key leaves there; a drafter's is the same once more."""
+    pools = engine.pools
+    _check_part(engine, config, checkpoint, pools.whole)
+    if engine.drafter_part is not None:
+        _check_part(engine, config, checkpoint, pools.part(engine.drafter_part))
+
+
+def expected_drafts(oracle: Oracle, request: Request, token_ids: list[int], limit: int, count: int) -> list[int]:
+    """What the drafter must guess behind `token_ids`, as far as positions below `limit` go (see samebit/speculative/hash.py)."""
+    model, tokens = cold_model(oracle.config), []
+    for token in token_ids:
+        model.feed(token)
+    while len(tokens) < count and model.num_tokens <= limit:
+        drawn = oracle.draw(model, request, 0).token_id
+        is_miss = (_signed(model.word) >> 7) % 3 == 0
+        tokens.append((drawn + 1) % oracle.config.vocab_size if is_miss else drawn)
+        model.feed(tokens[-1])
+    return tokens
+
+
+def _check_part(engine: Engine, config: HashConfig, checkpoint: Checkpoint, part: PoolPart) -> None:
     geometry, model = engine.pools.geometry, cold_model(config)
     path = [*checkpoint.node.lineage()][-2::-1]
     for token in (token for node in path for token in node.key):
@@ -86,7 +108,7 @@ def check_bytes(engine: Engine, config: HashConfig, checkpoint: Checkpoint) -> N
         places[mixer] += 1
         if mixer == "conv":
             base = geometry.snapshot_base(checkpoint.snapshot)
-            found = engine.pools.conv[place].rows[base : base + history, 0].tolist()
+            found = part.conv[place].rows[base : base + history, 0].tolist()
             wanted = ([0] * history + past)[-history:]
             assert found == [_signed(word) for word in wanted], f"conv stream {place}"
             continue
@@ -97,7 +119,7 @@ def check_bytes(engine: Engine, config: HashConfig, checkpoint: Checkpoint) -> N
             pages = {held.index: held.page for held in checkpoint.windows[group]}
             first = max(0, checkpoint.boundary - window + 1) // size
             assert set(pages) >= set(range(first, len(path))), f"window {window} is not covered"
-        pool = engine.pools.kv[group][place]
+        pool = part.kv[group][place]
         for index, page in pages.items():
             wanted = past[index * size : (index + 1) * size]
             found = list(zip(*(t[page].flatten().tolist() for t in (pool.k, pool.v)), strict=True))

@@ -31,6 +31,19 @@ def test_a_long_busy_run_is_exact(layout, kernel_kind):
     assert world.player.num_hits > 10
 
 
+@pytest.mark.parametrize("graph", ["eager", "trace"])
+@pytest.mark.parametrize("layout", range(len(LAYOUTS)))
+def test_a_long_busy_run_with_a_drafter_is_exact(layout, graph):
+    speculation = {"method": "mtp", "num_speculative_tokens": 1 + layout}
+    world = busy_world(layout, "auto", speculative_config=speculation, graph=graph)
+    keep_busy(world, random.Random(layout), 300)
+    counters = world.engine.scheduler.counters
+    assert counters.num_accepted_tokens > 60
+    assert counters.num_draft_tokens > counters.num_accepted_tokens + 50
+    assert world.num_drafts_checked > 200
+    assert world.player.num_hits > 5
+
+
 @pytest.mark.parametrize("layout", [0, 3])
 def test_nobody_believes_a_damaged_cache(layout, kernel_kind):
     world = busy_world(layout, kernel_kind)
@@ -40,11 +53,11 @@ def test_nobody_believes_a_damaged_cache(layout, kernel_kind):
     assert world.player.num_hits > 5
 
 
-def busy_world(layout: int, kernels: str) -> World:
+def busy_world(layout: int, kernels: str, **more) -> World:
     schedule = {"seed": 5, "preempt_percent": 8, "chunk_sizes": (7, 3, 16), "pad_rows": 1, "shuffle_rows": True}
     pools = {"max_num_seqs": 4, "num_checkpoints": 6, "num_pages": 14, "num_window_pages": 20}
     settings = {"schedule": schedule, "max_num_batched_tokens": 16, "checkpoint_interval": 8, "kernels": kernels}
-    return World(*LAYOUTS[layout], **pools, **settings)
+    return World(*LAYOUTS[layout], **pools, **settings, **more)
 
 
 def keep_busy(world: World, rng: random.Random, times: int, *, damage: int = 0) -> None:

@@ -44,7 +44,7 @@ class Engine:
         loaded = load(config, folder, device)
         kernels, model = loaded.kernels, loaded.model
         guesser, max_drafts = _speculation(config, loaded.drafter)
-        layout, part = loaded.layout()
+        layout, self.drafter_part = loaded.layout()
         geometry, max_length = size_pools(config, layout, model.max_length, max_drafts)
         self.pools = StatePools(geometry, device, poison=config.poison)
         self.manager = StateManager(
@@ -54,8 +54,8 @@ class Engine:
         )
         self.scheduler = Scheduler(config, self.manager, max_length, drafter or guesser)
         speculation = None
-        if loaded.drafter is not None and part is not None:
-            speculation = Speculation(loaded.drafter, self.pools.part(part))
+        if loaded.drafter is not None and self.drafter_part is not None:
+            speculation = Speculation(loaded.drafter, self.pools.part(self.drafter_part))
         self._runner = LocalRunner(model, kernels, self.pools, device, config.graph, speculation)
         self._outputs = OutputProcessor(self.tokenizer)
         self._totals = {"generation_tokens": 0, "failed_steps": 0}

@@ -104,7 +104,7 @@ class StateGeometry(msgspec.Struct, frozen=True, kw_only=True):
 
     Conv rows: row 0 is all zeros and never written, row 1 is the sink and never read, then one ring of `ring_length`
     rows per slot, then `history` rows per snapshot. Slot 0, snapshot 0 and page 0 are inert and never given out, so
-    `num_slots`, `num_snapshots` and `num_pages[g]` count ids 1 .. n.
+    `num_slots`, `num_snapshots` and `num_pages[g]` count ids 1 .. n; slot 0 has a ring too, of which nothing is expected.
     """
 
     layout: StateLayout
@@ -128,7 +128,7 @@ class StateGeometry(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_rows(self) -> int:
         """Conv rows in each stream's pool, the two reserved ones included."""
-        return _FIRST_ROW + self.num_slots * self.ring_length + self.num_snapshots * self.layout.history
+        return _FIRST_ROW + (self.num_slots + 1) * self.ring_length + self.num_snapshots * self.layout.history
 
     @property
     def num_bytes(self) -> int:
@@ -145,8 +145,8 @@ class StateGeometry(msgspec.Struct, frozen=True, kw_only=True):
 
     def ring_base(self, slot: SlotId | int) -> int:
         """First row of a slot's ring; position p lives in row `ring_base + p mod ring_length`."""
-        return _FIRST_ROW + (slot - 1) * self.ring_length
+        return _FIRST_ROW + slot * self.ring_length
 
     def snapshot_base(self, snapshot: SnapshotId | int) -> int:
         """First of the `history` rows of a snapshot, oldest position first."""
-        return _FIRST_ROW + self.num_slots * self.ring_length + (snapshot - 1) * self.layout.history
+        return _FIRST_ROW + (self.num_slots + 1) * self.ring_length + (snapshot - 1) * self.layout.history
