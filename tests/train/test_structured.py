@@ -1,5 +1,6 @@
 """Tools and JSON in training dialogues: what is declared, asked and answered fits together, and probes hold what is unseen."""
 
+import collections
 import json
 import random
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from samebit.engine.tokenizer import Tokenizer
 from samebit.train.dialogues import DialogueWriter
+from samebit.train.fields import fields
 from samebit.train.json_answers import json_task, object_pieces, task_about
 from samebit.train.replies import called, is_valid_call, only_message, parsed, same_json, satisfies
 from samebit.train.tokens import SPECIAL_TOKENS
@@ -65,16 +67,52 @@ def test_one_to_four_tools_are_declared_and_optional_arguments_are_left_out_at_t
     assert given_all > 20
 
 
-def test_probes_share_no_tool_and_no_wording_with_training():
-    names, questions = {}, {}
+def test_probes_share_no_tool_with_training():
+    names = {}
     for split in ("train", "probe"):
         rng = random.Random(0)
-        tools = [tool for _ in range(1000) for tool in declare(rng, split)]
-        names[split] = {tool.name for tool in tools}
-        questions[split] = {question for tool in tools for question in tool.questions}
-    for found in (names, questions):
-        assert found["train"].isdisjoint(found["probe"])
-    assert len(names["train"]) > 1000
+        names[split] = {tool.name for _ in range(1000) for tool in declare(rng, split)}
+    assert names["train"].isdisjoint(names["probe"])
+    assert len(names["train"]) > 1500
+
+
+def test_no_request_of_training_has_the_words_of_a_probe():
+    rng = random.Random(0)
+    asked = [tool_use(rng, declare(rng)).question for _ in range(4000)]
+    known = {"port": "8080", "owner": "Ada"}
+    wanted = [
+        task for _ in range(4000) for task in (json_task(rng, "train"), task_about(rng, "train", "red oven", known))
+    ]
+    said = "\n".join((*asked, *(task.question for task in wanted)))
+    marks = (
+        "Go ahead and", "I want to", "It is time to", "The details are", "Would you", "Help me", "Represent this", "a JSON object that",
+        "convert the text", "according to {", "Summarise", "I need the",
+    )  # fmt: skip
+    assert [mark for mark in marks if mark in said] == []
+    probes = [tool_use(rng, declare(rng, "probe")).question for _ in range(400)]
+    probes += [
+        task.question
+        for _ in range(400)
+        for task in (json_task(rng, "probe"), task_about(rng, "probe", "red oven", known))
+    ]
+    assert all(any(mark in text for mark in marks) for text in probes)
+    assert not any(told in said for told in ("comes with", "I received"))
+
+
+@given(seed=SEEDS, split=SPLITS)
+def test_what_an_object_holds_stands_in_the_question(seed, split):
+    task = json_task(random.Random(seed), split)
+    for name, value in task.expected.items():
+        assert (name if isinstance(value, bool) else str(value)) in task.question
+
+
+def test_a_name_of_a_field_tells_no_type():
+    rng = random.Random(0)
+    kinds = collections.defaultdict(set)
+    for field in fields(rng, "train", 400) + [f for _ in range(4000) for f in fields(rng, "train", 2)]:
+        kinds[field.name].add("choice" if "enum" in field.schema else field.schema["type"])
+    assert len(kinds) > 1000
+    assert sum(len(found) > 2 for found in kinds.values()) > 200
 
 
 @given(seed=SEEDS, split=SPLITS)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]|<(\w+)>")
+_BEGIN = re.compile(r"(?:^|(?<=[.?!]\s))[a-z]")
 # A text is its parts one after another; a part is a text as it stands or a choice among sequences.
 _Sequence = tuple["str | tuple[_Sequence, ...]", ...]
 
@@ -63,8 +64,8 @@ class Forms:
 
 
 def capital(text: str) -> str:
-    """The text with a capital letter at its beginning."""
-    return text[:1].upper() + text[1:]
+    """The text with a capital letter at the beginning of each sentence. Values are filled in later: they stay as they are."""
+    return _BEGIN.sub(lambda found: found[0].upper(), text)
 
 
 def _drawn(sequence: _Sequence, draw: Callable[[], float]) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from samebit.train.fields import NOUNS, Scalar, compact, fields, object_schema, worded
+from samebit.train.forms import capital
+from samebit.train.noise import REMARKS, around, remarked
 from samebit.train.transcript import ANSWER, WORDING, Pieces
 from samebit.train.words import Split
 
@@ -21,40 +23,56 @@ class JsonTask:
     expected: Mapping[str, Scalar]
 
 
-_QUESTIONS: Mapping[Split, tuple[str, ...]] = {
-    "train": (
-        "Answer with JSON for this schema: {s}\n{x}", "{x} Write it as JSON that fits the schema {s}",
-        "JSON schema: {s}\nText: {x}", "Turn the sentence into JSON. {x}\nSchema: {s}", "{s}\nFill this schema from: {x}",
-        "Extract the values as JSON with the schema {s}: {x}", "Here is a schema: {s} Here is a text: {x} Give me the JSON.",
-        "{x}\nGive me a JSON object for {s}", "Reply in JSON only. {x} The schema is {s}", "Using the schema {s}, put this into JSON: {x}",
-    ),
-    "probe": (
-        "Represent this as JSON. {x} The schema: {s}", "I need a JSON object that follows {s} for this text: {x}",
-        "Please convert the text to JSON.\nSchema: {s}\nText: {x}", "{x} Return JSON according to {s}",
-    ),
+# {s}: the schema; {x}: the sentence that has the values.
+_PROBE_QUESTIONS = (
+    "Represent this as JSON. {x} The schema: {s}", "I need a JSON object that follows {s} for this text: {x}",
+    "Please convert the text to JSON.\nSchema: {s}\nText: {x}", "{x} Return JSON according to {s}",
+)  # fmt: skip
+_LISTS = {
+    "do": ("[write|put|pack|bring|turn|cast|render] [it|this|that] [as|into|in] JSON", "[make|build|give me|show me|send me] [JSON|an object|the JSON]",
+           "answer [in|with] JSON", "[extract|read off|collect|pick out] the values as JSON", "[fill in|fill|complete] the schema", "reply in JSON only"),
+    "under": ("the schema is {s}", "schema: {s}", "the schema [to use|for it|that counts] is {s}", "[it|the object|the result] must fit {s}", "{s}",
+              "[stick|keep] to the schema {s}", "[take|use|mind|obey] the schema {s}", "JSON schema: {s}", "allowed is {s}", "[this is|here is] the schema: {s}"),
+    "text": ("{x}", "text: {x}", "sentence: {x}", "[here is|this is|read] [a|the] text: {x}", "[a|my|the] note says: {x}", "<who> wrote: {x}", "input: {x}",
+             "[I have|we got|I found] this: {x}", "message from <who>: {x}", "<when>: {x}"),
+    "so": (":", ".", ", please.", " [now|for me|for <who>]."),
+    "gap": (" ", " ", "\n"),
 }  # fmt: skip
-_TOLD: Mapping[Split, tuple[str, ...]] = {
-    "train": ("The {n} has {w}.", "A {n} with {w}.", "There is a {n}: {w}.", "{w}; that is the {n}.", "We got a {n} with {w}.", "{n}: {w}."),
-    "probe": ("This {n} comes with {w}.", "I received the {n} with {w}.", "Our {n} has {w}."),
-}  # fmt: skip
-_ABOUT: Mapping[Split, tuple[str, ...]] = {
-    "train": (
-        "Describe the {t} as JSON with this schema: {s}", "What do you know about the {t}? Answer in JSON: {s}",
-        "Give me the {t} as a JSON object. Schema: {s}", "JSON for the {t}, please: {s}", "Fill in this schema for the {t}: {s}",
-        "Using the schema {s}, tell me about the {t}.",
-    ),
-    "probe": ("Summarise the {t} in JSON that follows {s}", "I need the {t} as JSON. The schema is {s}"),
-}  # fmt: skip
+_QUESTIONS = around((
+    "<do> [for|under|that fits|with] the schema {s}<so><gap><text>", "<text><gap><do> [for|under|that fits|with] the schema {s}",
+    "<under><gap><text>", "<text><gap><under>", "<do><so><gap><text><gap><under>", "<do><so><gap><under><gap><text>", "<under><gap><do><so><gap><text>",
+    "<text><gap><do><so><gap><under>", "<under><gap><text><gap><do><so>", "[using|with|given|for] the schema {s}, <do><so><gap><text>",
+    "[can|could] you <do> [for|with|under] {s}? <text>", "<text><gap>[can|could] you <do> [for|with|under] {s}?", "what is this in JSON for {s}? <text>",
+), _LISTS)  # fmt: skip
+_PROBE_TOLD = ("This {n} comes with {w}.", "I received the {n} with {w}.", "Our {n} has {w}.")
+_TOLD = around((
+    "[the|a|my|your|one|every|this|that] [|new |old |last |next ]{n} [has|had|got|shows|carries|gets|needs|is given|will have] {w}.", "{n}: {w}.",
+    "[a|the|my|one] {n} with {w}.", "there is a {n}: {w}.", "{w}; that is the {n}.", "[we|they|<who>] [got|bought|made|sold|sent] a {n} with {w}.",
+    "<who> has [a|the] {n} with {w}.", "[about|as for|on] the {n}: {w}.", "{w}.", "the {n} ({w}) is [ready|new|fine|here|in <city>].", "with {w}: the {n}.",
+    "the {n} from [<who>|<city>] has {w}.", "[for|on] the {n} [we|I|they] [noted|read|put down|wrote] {w}.", "I see a {n} with {w} in <city>.",
+    "<when> <who> [asked for|ordered|mentioned] a {n} with {w}.", "what I know about the {n} is {w}.", "the {n} [is described by|goes by] {w}.",
+))  # fmt: skip
+_PROBE_ABOUT = ("Summarise the {t} in JSON that follows {s}", "I need the {t} as JSON. The schema is {s}")
+_ABOUT = around((
+    "[describe|show me|give me|write|list|print|state] [|all about ]the {t} [as JSON|in JSON|as a JSON object]<so><gap><under>",
+    "what [do you know|did I say|have I told you] about the {t}? Answer in JSON<so><gap><under>", "JSON for the {t}, please<so><gap><under>",
+    "[fill in|complete] [this|the] schema for the {t}: {s}", "[using|with|given|for] the schema {s}, [tell me|say what you know] about the {t}.",
+    "<under><gap>[now the {t}|make it about the {t}|fill it in for the {t}|the {t} in JSON], please.", "the {t} as JSON[|, please]<so><gap><under>",
+    "[can|could] you [describe|show|list] the {t} [in|as] JSON? <under>", "<who> asks about the {t}. Answer in JSON<so><gap><under>",
+), _LISTS)  # fmt: skip
 
 
 def json_task(rng: random.Random, split: Split) -> JsonTask:
     """An object of one to four fields, whose values a sentence tells."""
     values = [(f, f.draw(rng)) for f in fields(rng, split, rng.choice((1, 2, 2, 3, 3, 4)))]
     schema = object_schema({f.name: f.schema for f, _ in values}, [f.name for f, _ in values])
-    told = rng.choice(_TOLD[split]).format(n=rng.choice(NOUNS[split]), w=worded(rng, values))
-    told = told[0].upper() + told[1:]
+    told = rng.choice(_PROBE_TOLD) if split == "probe" else _TOLD.draw(rng)
+    if split == "train":
+        told = remarked(rng, capital(told), REMARKS, 0.08)
+    told = told.format(n=rng.choice(NOUNS[split]), w=worded(rng, values))
     expected = {f.name: value for f, value in sorted(values, key=lambda pair: pair[0].name)}
-    return JsonTask(rng.choice(_QUESTIONS[split]).format(s=compact(schema), x=told), schema, expected)
+    asked = rng.choice(_PROBE_QUESTIONS) if split == "probe" else capital(_QUESTIONS.draw(rng))
+    return JsonTask(asked.format(s=compact(schema), x=told), schema, expected)
 
 
 def task_about(rng: random.Random, split: Split, thing: str, known: Mapping[str, str]) -> JsonTask:
@@ -64,7 +82,8 @@ def task_about(rng: random.Random, split: Split, thing: str, known: Mapping[str,
     expected = {name: int(value) if value.isdigit() else value for name, value in told.items()}
     kinds = {name: {"type": "integer" if isinstance(value, int) else "string"} for name, value in expected.items()}
     schema = object_schema(kinds, list(kinds))
-    return JsonTask(rng.choice(_ABOUT[split]).format(t=thing, s=compact(schema)), schema, expected)
+    asked = rng.choice(_PROBE_ABOUT) if split == "probe" else capital(_ABOUT.draw(rng))
+    return JsonTask(asked.format(t=thing, s=compact(schema)), schema, expected)
 
 
 def object_pieces(value: Mapping[str, Scalar]) -> Pieces:

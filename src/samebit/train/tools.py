@@ -7,18 +7,21 @@ fields. Six tools have questions of their own.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from samebit.train.fields import NOUNS, Draw, Field, Scalar, compact, fields, object_schema, worded
+from samebit.train.forms import Forms, capital
+from samebit.train.noise import CLOSINGS, OPENINGS, around, remarked
 from samebit.train.words import CITIES, NAMES, Split, invented_word
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function that a dialogue declares. `declared`: the JSON object; `required`: how many of the fields, from the first,
-    every call has; `does`: what the user asks for ("create a ticket"). `questions` take {a} (fixed tools) or {do} and {with}.
+    every call has; `does`: what the user asks for ("create a ticket"). `question` draws a sentence with {a} (fixed tools) or with
+    {do} and {with}.
     """
 
     name: str
@@ -26,7 +29,7 @@ class Tool:
     arguments: Sequence[Field]
     required: int
     does: str
-    questions: Sequence[str]
+    question: Callable[[random.Random], str]
     answer: str
     result: Draw
 
@@ -43,18 +46,33 @@ class ToolUse:
     answer: str
 
 
-_QUESTIONS: Mapping[Split, tuple[str, ...]] = {
-    "train": (
-        "Please {do} with {with}.", "{Do}: {with}.", "I need you to {do}. Use {with}.", "Could you {do} with {with}?",
-        "Can you {do}? It should have {with}.", "With {with}, {do} please.", "We have to {do}; take {with}.",
-        "{Do} with {with}.", "Let us {do} using {with}.", "I would like you to {do} ({with}).", "Now {do}, {with}.",
-        "Use {with} and {do}.",
-    ),
-    "probe": (
-        "Go ahead and {do} with {with}.", "I want to {do}: {with}.", "It is time to {do}. The details are {with}.",
-        "Would you {do} with {with}, please?", "Help me {do} with {with}.",
-    ),
-}  # fmt: skip
+_PROBE_QUESTIONS = (
+    "Go ahead and {do} with {with}.", "I want to {do}: {with}.", "It is time to {do}. The details are {with}.",
+    "Would you {do} with {with}, please?", "Help me {do} with {with}.",
+)  # fmt: skip
+_ASKED = (
+    "{do}", "{do}", "please {do}", "[can|could|will] you [|please ]{do}", "I need you to {do}", "I would like you to {do}", "let us {do}",
+    "[we|I] [have to|need to|must|should|are going to] {do}", "now {do}", "[next|first|then|after that], {do}", "you [can|should|may] {do}",
+    "<who> [wants|asked|told] [you|us|me] to {do}", "[do me a favor|be so kind|do not wait]: {do}", "time for you to {do}", "just {do}",
+    "my [wish|plan|request|next step|task for you] is to {do}", "somebody has to {do}", "[I|we] wish to {do}", "what about this: {do}",
+    "[today|tomorrow|for <who>|on <day>|before <hour>] [we|I] {do}", "the <paper> says to {do}", "I [hope|expect|trust] you can {do}",
+)  # fmt: skip
+_WITH = (
+    " with {with}.", " with {with}.", " with {with}[|, please| for me| now| for <who>].", " using {with}.", ": {with}.", ", {with}.", " ({with}).",
+    ". [Use|Take|Set|Choose] {with}.", ". [It should have|It needs|It gets|I want it with|The values are|The facts are] {with}.",
+    ". [These are|Here are|You need] the [values|arguments|settings|inputs]: {with}.", ", [where|given|namely|and use|that is] {with}.",
+    "; [take|use|note] {with}.", " and [use|take|pass|give it] {with}.", " - {with}.", ".\n{with}", " on the basis of {with}.",
+)  # fmt: skip
+_QUESTIONS = around(
+    (
+        *(asked + given for asked in _ASKED for given in _WITH),
+        *("[with|using|given] {with}, " + asked + "." for asked in _ASKED),
+        *(
+            "[use|take|note|here is|I have] {with}[. Now| and then|, then|. With this,] " + asked + "."
+            for asked in _ASKED
+        ),
+    )
+)
 _VERBS = (
     "add archive assign book cancel check clear close copy count create delete describe download duplicate edit export fetch find get "
     "hide import inspect list load lock log make merge move open order pause pin plan prepare print publish read rename repeat reset "
@@ -63,10 +81,25 @@ _VERBS = (
 _RESULTS = ("done", "ok", "queued", "accepted", "finished", "not found")
 
 
+def _framed(rng: random.Random, forms: Forms) -> str:
+    """A question as training dialogues ask it, with what may stand around it."""
+    start = rng.choice(OPENINGS) if rng.random() < 0.15 else ""
+    return start + remarked(rng, capital(forms.draw(rng)), CLOSINGS, 0.08)
+
+
+_QUESTION: Mapping[Split, Callable[[random.Random], str]] = {
+    "train": lambda rng: _framed(rng, _QUESTIONS),
+    "probe": lambda rng: rng.choice(_PROBE_QUESTIONS),
+}
+
+
 def _fixed(name: str, about: str, argument: str, values: Draw, result: Draw, question: str, answer: str) -> Tool:
     taken = Field(argument, {"type": "string"}, values)
     declared = _declared(name, about, object_schema({argument: taken.schema}, [argument]))
-    return Tool(name, declared, (taken,), 1, "", (question,), answer, result)
+    asked = around(
+        (question, *(f"{lead} {question}" for lead in ("[quick|small|one] question:", "[please|now|okay|so]:", "hey,")))
+    )
+    return Tool(name, declared, (taken,), 1, "", lambda rng: _framed(rng, asked), answer, result)
 
 
 def _declared(name: str, description: str, parameters: Mapping[str, object]) -> dict[str, object]:
@@ -107,14 +140,17 @@ def declare(rng: random.Random, split: Split = "train", most: int = 4) -> list[T
     found: dict[str, Tool] = {}
     count = min(most, rng.choice((1, 2, 2, 3, 3, 4)))
     nouns: list[str] = []
+    verbs: list[str] = []
     while len(found) < count:
         if split == "train" and rng.random() < 0.2:
             tool = rng.choice(_FIXED)
         else:
-            # Two tools about the same thing must be told apart by their verbs.
+            # Two tools about the same thing must be told apart by their verbs, and two that do the same by their things.
             noun = rng.choice(nouns) if nouns and rng.random() < 0.3 else rng.choice(NOUNS[split])
+            verb = rng.choice(verbs) if verbs and rng.random() < 0.2 else rng.choice(_VERBS)
             nouns.append(noun)
-            tool = _generated(rng, split, noun)
+            verbs.append(verb)
+            tool = _generated(rng, split, verb, noun)
         found.setdefault(tool.name, tool)
     return list(found.values())
 
@@ -131,15 +167,13 @@ def tool_use(rng: random.Random, tools: Sequence[Tool]) -> ToolUse:
     values = [(f, f.draw(rng)) for f in given]
     words = {
         "a": values[0][1],
-        "do": tool.does,
-        "Do": tool.does[:1].upper() + tool.does[1:],
         "with": worded(rng, values),
     }
     result = str(tool.result(rng))
     arguments = {f.name: value for f, value in values}
     return ToolUse(
         name=tool.name,
-        question=rng.choice(tool.questions).format_map(words),
+        question=capital(tool.question(rng).replace("{do}", tool.does)).format_map(words),
         arguments=arguments,
         call=f'{{"name":{compact(tool.name)},"args":{compact(arguments)}}}',
         result=result,
@@ -147,8 +181,7 @@ def tool_use(rng: random.Random, tools: Sequence[Tool]) -> ToolUse:
     )
 
 
-def _generated(rng: random.Random, split: Split, noun: str) -> Tool:
-    verb = rng.choice(_VERBS)
+def _generated(rng: random.Random, split: Split, verb: str, noun: str) -> Tool:
     name = f"{verb}_{noun}" if rng.random() < 0.8 else verb + noun.capitalize()
     arguments = fields(rng, split, rng.choice((1, 2, 2, 3)))
     required = rng.randrange(1, len(arguments) + 1)
@@ -163,7 +196,7 @@ def _generated(rng: random.Random, split: Split, noun: str) -> Tool:
         arguments=arguments,
         required=required,
         does=f"{verb} {article} {noun}",
-        questions=_QUESTIONS[split],
+        question=_QUESTION[split],
         answer="The result is {r}.",
         result=_result,
     )
