@@ -46,14 +46,21 @@ SMALL: dict[str, Any] = {
 }
 
 
-def write_checkpoint(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
-    """A folder with config.json, model.safetensors and a byte-level tokenizer; `changes` override SMALL."""
+def write_checkpoint(
+    folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, depths: int = 0, **changes: Any
+) -> Path:
+    """A folder with config.json, model.safetensors and a byte-level tokenizer; `changes` override SMALL.
+
+    `depths` draft heads, the first with the window and the others without.
+    """
     text = SMALL | changes
     config = {"model_type": "inkling_mm_model", "eos_token_id": VOCAB - 1, "text_config": text}
+    if depths:
+        config["mtp_config"] = {"num_nextn_predict_layers": depths, "local_layer_ids": [0]}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(json.dumps(byte_tokenizer(VOCAB)))
-    tensors = _tensors(text, torch.Generator().manual_seed(seed))
+    tensors = _tensors(text, torch.Generator().manual_seed(seed), depths)
     keep = ("mlp.gate.bias", "mlp.gate.global_scale")
     save_file(
         {name: t if name.endswith(keep) else t.to(dtype) for name, t in tensors.items()},
@@ -62,14 +69,14 @@ def write_checkpoint(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.
     return folder
 
 
-def _tensors(c: dict[str, Any], generator: torch.Generator) -> dict[str, Tensor]:
+def _tensors(c: dict[str, Any], generator: torch.Generator, depths: int) -> dict[str, Tensor]:
     def noise(*shape: int, scale: float | None = None) -> Tensor:
         return torch.randn(shape, generator=generator) * (scale or 2 / shape[-1] ** 0.5)
 
     def gain(size: int) -> Tensor:
         return 1 + noise(size, scale=0.3)
 
-    hidden, taps = c["hidden_size"], c["sconv_kernel_size"]
+    hidden = c["hidden_size"]
     out = {
         "embed.weight": noise(c["vocab_size"], hidden, scale=1.0),
         "embed_norm.weight": gain(hidden),
@@ -77,29 +84,39 @@ def _tensors(c: dict[str, Any], generator: torch.Generator) -> dict[str, Tensor]
         "unembed.weight": noise(c["vocab_size"], hidden),
     }
     for i in range(c["num_hidden_layers"]):
-        local = i in c["local_layer_ids"]
-        kind = "swa_" if local else ""
-        heads, kv, width = (c[kind + key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim"))
-        extent = c["sliding_window_size"] if local else c["rel_extent"]
-        layer = {
-            "attn_norm.weight": gain(hidden),
-            "mlp_norm.weight": gain(hidden),
-            "attn.wq_du.weight": noise(heads * width, hidden),
-            "attn.wk_dv.weight": noise(kv * width, hidden),
-            "attn.wv_dv.weight": noise(kv * width, hidden),
-            "attn.wr_du.weight": noise(heads * c["d_rel"], hidden),
-            "attn.wo_ud.weight": noise(hidden, heads * width),
-            "attn.q_norm.weight": gain(width) * 3,
-            "attn.k_norm.weight": gain(width) * 3,
-            "attn.rel_logits_proj.proj": noise(c["d_rel"], extent, scale=1.0),
-            "attn.k_sconv.weight": noise(kv * width, 1, taps, scale=0.4),
-            "attn.v_sconv.weight": noise(kv * width, 1, taps, scale=0.4),
-            "attn_sconv.weight": noise(hidden, 1, taps, scale=0.4),
-            "mlp_sconv.weight": noise(hidden, 1, taps, scale=0.4),
-            **(_dense(c, noise) if i < c["dense_mlp_idx"] else _experts(c, noise)),
-        }
+        layer = _block(c, noise, gain, is_local=i in c["local_layer_ids"], is_dense=i < c["dense_mlp_idx"])
         out |= {f"layers.{i}.{name}": tensor for name, tensor in layer.items()}
-    return {f"model.llm.{name}": tensor for name, tensor in out.items()}
+    found = {f"model.llm.{name}": tensor for name, tensor in out.items()}
+    for i in range(depths):
+        prefix = f"model.mtp.layers.{i}."
+        block = _block(c, noise, gain, is_local=i == 0, is_dense=True)
+        found |= {f"{prefix}transformer_block.{name}": tensor for name, tensor in block.items()}
+        found |= {f"{prefix}{name}.weight": gain(hidden) for name in ("hidden_norm", "embed_norm")}
+        found[f"{prefix}input_proj.weight"] = noise(hidden, 2 * hidden)
+    return found
+
+
+def _block(c: dict[str, Any], noise: Any, gain: Any, *, is_local: bool, is_dense: bool) -> dict[str, Tensor]:
+    hidden, taps, kind = c["hidden_size"], c["sconv_kernel_size"], "swa_" if is_local else ""
+    heads, kv, width = (c[kind + key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+    extent = c["sliding_window_size"] if is_local else c["rel_extent"]
+    return {
+        "attn_norm.weight": gain(hidden),
+        "mlp_norm.weight": gain(hidden),
+        "attn.wq_du.weight": noise(heads * width, hidden),
+        "attn.wk_dv.weight": noise(kv * width, hidden),
+        "attn.wv_dv.weight": noise(kv * width, hidden),
+        "attn.wr_du.weight": noise(heads * c["d_rel"], hidden),
+        "attn.wo_ud.weight": noise(hidden, heads * width),
+        "attn.q_norm.weight": gain(width) * 3,
+        "attn.k_norm.weight": gain(width) * 3,
+        "attn.rel_logits_proj.proj": noise(c["d_rel"], extent, scale=1.0),
+        "attn.k_sconv.weight": noise(kv * width, 1, taps, scale=0.4),
+        "attn.v_sconv.weight": noise(kv * width, 1, taps, scale=0.4),
+        "attn_sconv.weight": noise(hidden, 1, taps, scale=0.4),
+        "mlp_sconv.weight": noise(hidden, 1, taps, scale=0.4),
+        **(_dense(c, noise) if is_dense else _experts(c, noise)),
+    }
 
 
 def _dense(c: dict[str, Any], noise: Any) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory) -> str:
-    return str(write_checkpoint(tmp_path_factory.mktemp("small")))
+    return str(write_checkpoint(tmp_path_factory.mktemp("small"), depths=3))
 
 
 @pytest.fixture(scope="session")

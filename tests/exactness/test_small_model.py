@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samebit.core.config import Schedule
+from samebit.core.config import Schedule, SpeculativeConfig
 from tests.driving import make_request, run, run_alone
 
 tokens = st.integers(0, 255)
@@ -18,6 +18,7 @@ schedules = st.builds(
     max_rows=st.sampled_from([0, 0, 2]),
     pad_tokens=st.sampled_from([0, 0, 1, 5]),
     pad_rows=st.sampled_from([0, 0, 1, 3]),
+    spoil_percent=st.sampled_from([0, 0, 50]),
     shuffle_rows=st.booleans(),
 )
 pools = st.sampled_from(
@@ -53,10 +54,23 @@ def traffic(draw):
 
 
 @settings(max_examples=settings.default.max_examples // 2)
-@given(traffic=traffic(), schedule=schedules, pools=pools, budget=st.sampled_from([8, 20, 256]))
-def test_any_mixture_gives_the_bits_of_a_cold_solo_run(make_engine, cold, traffic, schedule, pools, budget):
+@given(
+    traffic=traffic(),
+    schedule=schedules,
+    pools=pools,
+    budget=st.sampled_from([8, 20, 256]),
+    speculation=st.sampled_from([None, {"method": "ngram", "prompt_lookup_min": 1}, {"method": "mtp"}]),
+)
+def test_any_mixture_gives_the_bits_of_a_cold_solo_run(
+    make_engine, cold, traffic, schedule, pools, budget, speculation
+):
     requests, arrivals = traffic
-    engine = make_engine(schedule=schedule, max_num_batched_tokens=budget, **pools)
+    engine = make_engine(
+        schedule=schedule,
+        max_num_batched_tokens=budget,
+        speculative_config=SpeculativeConfig(**speculation) if speculation else None,
+        **pools,
+    )
     for _ in range(2):  # the second time the cache is warm
         results = run(engine, requests, arrivals)
         for request in requests:
