@@ -45,14 +45,16 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Who guesses tokens ahead, so that a step can verify several. It changes speed and nothing else.
 
     `method`: "ngram" looks up what followed the last tokens before, "mtp" asks the model's own draft heads.
-    `num_speculative_tokens`: most guesses a step (None: 5 for "ngram", one for each draft head for "mtp").
-    `prompt_lookup_min`, `prompt_lookup_max`: lengths of the suffixes that "ngram" looks up.
+    `num_speculative_tokens`: most guesses a step (None: 8 for "ngram", one for each draft head for "mtp").
+    `prompt_lookup_min`, `prompt_lookup_max`: lengths of the suffixes that "ngram" looks up. `token_cost`: what one more token
+    costs in a step, as a share of what a step costs without any; guesses that do not pay are not verified (0: all are).
     """
 
     method: Literal["ngram", "mtp"]
     num_speculative_tokens: int | None = None
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
+    token_cost: float = 0.15
 
     def validate(self) -> None:
         """Raise ConfigError naming the first field that is out of range."""
@@ -60,6 +62,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise ConfigError(
                 f"speculative_config.num_speculative_tokens={self.num_speculative_tokens}: must be between 1 and {MAX_DRAFTS}"
             )
+        if not 0 <= self.token_cost < float("inf"):
+            raise ConfigError(f"speculative_config.token_cost={self.token_cost}: must be a number, at least 0")
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
             raise ConfigError(
                 f"speculative_config.prompt_lookup_min={self.prompt_lookup_min}: must be between 1 and "

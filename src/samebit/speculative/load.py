@@ -22,7 +22,7 @@ from samebit.speculative.host import HostDrafter
 from samebit.speculative.mtp import MtpDepth, MtpDrafter
 from samebit.speculative.ngram import ngram_drafter
 
-_NGRAM_DRAFTS = 5
+_NGRAM_DRAFTS = 8
 _HASH_DRAFTS = 3
 
 

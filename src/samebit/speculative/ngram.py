@@ -1,5 +1,6 @@
 """Guesses by suffix match: what followed the last tokens where they stood before, in the prompt or the output.
 
+A match of m tokens is trusted for m guesses: long matches go on, and short ones are mostly chance (docs/speculation.md).
 Knows token ids only. Every proposer keeps an index of its own sequence, to which each call adds the new tokens.
 """
 
@@ -19,12 +20,12 @@ class NgramProposer:
         self._num_indexed = 0
 
     def propose(self, token_ids: list[int], limit: int) -> list[int]:
-        """The tokens behind the match, at most `limit`; none without a match."""
+        """The tokens behind the match, at most as many as it has and `limit`; none without a match."""
         self._index(token_ids)
         for size in self._sizes:
             end = self._ends.get(tuple(token_ids[-size:])) if len(token_ids) > size else None
             if end is not None:
-                return self._continuation(token_ids, end, limit)
+                return self._continuation(token_ids, end, min(limit, _match_length(token_ids, end, size, limit)))
         return []
 
     def _index(self, token_ids: list[int]) -> None:
@@ -39,6 +40,13 @@ class NgramProposer:
         """What follows `end`; where the sequence ends, as if the stretch behind the match went on repeating."""
         period = len(token_ids) - end
         return [token_ids[end + i % period] for i in range(limit)]
+
+
+def _match_length(token_ids: list[int], end: int, size: int, limit: int) -> int:
+    """How many of the last tokens also stand before `end`: at least `size`, counted up to `limit`."""
+    while size < min(limit, end) and token_ids[end - size - 1] == token_ids[-size - 1]:
+        size += 1
+    return size
 
 
 def ngram_drafter(min_n: int, max_n: int) -> HostDrafter:
