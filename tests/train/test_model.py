@@ -117,7 +117,7 @@ def test_a_full_depth_scales_scores_by_the_position_of_the_token_it_embeds():
     tau = 1 + 0.2 * ((torch.arange(40) + 1) / 16).clamp(min=1).log()
     before = torch.cat([torch.zeros(1, 1, first.shape[-1]), first[:, :-1]], dim=1)
     depth = model.depths[1]
-    found, _ = depth.block.expand(depth.block.attend(depth.join(before, model._embedded(token_ids)), tau))
+    found, _ = depth.block.expand(depth.block.attend(depth.join(before, model.embedded(token_ids)), tau))
     torch.testing.assert_close(found, second)
 
 

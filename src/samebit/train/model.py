@@ -7,7 +7,7 @@ Knows configuration and tensors; knows no files, data or optimiser.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,8 +32,8 @@ class Block(nn.Module):
 
     def __init__(self, config: InklingConfig, layer: int) -> None:
         super().__init__()
-        self._config = config
-        self._heads = head_shape(config, layer)
+        self.config = config
+        self.heads = head_shape(config, layer)
         self.is_dense = config.is_dense[layer]
         self.weights = nn.ParameterDict()
         prefix = f"{layer}."
@@ -48,18 +48,21 @@ class Block(nn.Module):
     def attend(self, x: Tensor, tau: Tensor) -> Tensor:
         """The first half: x [B, T, H] with what attention adds; tau [T]."""
         w = self.weights
-        h = rms_norm(x, w["attn_norm"], self._config.rms_norm_eps)
+        h = rms_norm(x, w["attn_norm"], self.config.rms_norm_eps)
         return x + short_conv(self._attention(h, tau), w["attn_conv"])
 
     def expand(self, x: Tensor) -> BlockResult:
         """The second half: x [B, T, H] with what the MLP adds, and how many tokens chose each expert ([E]; None: dense)."""
-        w = self.weights
-        h = rms_norm(x, w["mlp_norm"], self._config.rms_norm_eps)
-        mixed, load = (self._dense(h), None) if self.is_dense else self._sparse(h)
-        return x + short_conv(mixed, w["mlp_conv"]), load
+        mixed, load = self.mix(x)
+        return x + short_conv(mixed, self.weights["mlp_conv"]), load
+
+    def mix(self, x: Tensor) -> BlockResult:
+        """What the MLP makes of x [B, T, H], before its convolution; and the load."""
+        h = rms_norm(x, self.weights["mlp_norm"], self.config.rms_norm_eps)
+        return (self._dense(h), None) if self.is_dense else self._sparse(h)
 
     def _attention(self, x: Tensor, tau: Tensor) -> Tensor:
-        w, heads, eps = self.weights, self._heads, self._config.rms_norm_eps
+        w, heads, eps = self.weights, self.heads, self.config.rms_norm_eps
         q = torch.unflatten(functional.linear(x, w["q"]), -1, (heads.num_heads, heads.head_dim))
         r = torch.unflatten(functional.linear(x, w["r"]), -1, (heads.num_heads, heads.d_rel))
         k, v = (
@@ -80,7 +83,7 @@ class Block(nn.Module):
 
     def _sparse(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """All experts are computed for all tokens, as one product; the weights of those not chosen are 0."""
-        w, config = self.weights, self._config
+        w, config = self.weights, self.config
         num_routed = config.n_routed_experts
         # Choices flip easily: the router is never rounded to bf16.
         with torch.autocast(x.device.type, enabled=False):
@@ -157,13 +160,31 @@ class Inkling(nn.Module):
 
     def forward(self, token_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
         """From ids [B, T], hidden [B, T, H] after the final norm, not yet divided by muP; the load of each layer with experts."""
-        x = self._embedded(token_ids)
+        x = self.embedded(token_ids)
         tau = self.get_buffer("_tau")[: token_ids.shape[1]]
         loads = []
         for block in self.blocks:
             x, load = self._through(block, x, tau)
             loads += [] if load is None else [load]
         return rms_norm(x, self.weights["norm"], self.config.rms_norm_eps), loads
+
+    def tapped(self, token_ids: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """`forward`'s hidden [B, T, H], and the taps of `layers` beside each other, [B, T, len(layers) * H].
+
+        A tap is a layer's output without its last convolution, as the engine's model gives it to drafters. Never compiled.
+        """
+        x = self.embedded(token_ids)
+        tau = self.get_buffer("_tau")[: token_ids.shape[1]]
+        taps = {}
+        for i, block in enumerate(self.blocks):
+            assert isinstance(block, Block), "a model is made of blocks"
+            x = block.attend(x, tau)
+            mixed, _ = block.mix(x)
+            if i in layers:
+                taps[i] = x + mixed
+            x = x + short_conv(mixed, block.weights["mlp_conv"])
+        hidden = rms_norm(x, self.weights["norm"], self.config.rms_norm_eps)
+        return hidden, torch.cat([taps[i] for i in layers], dim=-1)
 
     def draft(self, hidden: Tensor, token_ids: Tensor) -> list[Tensor]:
         """For `forward`'s result, each depth's hidden states [B, T, H]; like the model's, row u predicts token u + 1.
@@ -173,7 +194,7 @@ class Inkling(nn.Module):
         embedding from here.
         """
         tau = self.get_buffer("_tau")[: token_ids.shape[1]]
-        embedded = self._embedded(token_ids).detach()
+        embedded = self.embedded(token_ids).detach()
         found = []
         for depth in self.depths:
             before = functional.pad(hidden, (0, 0, 1, 0))[:, :-1]
@@ -181,6 +202,11 @@ class Inkling(nn.Module):
             hidden, _ = self._through(depth.get_submodule("block"), joined, tau)
             found.append(hidden)
         return found
+
+    def embedded(self, token_ids: Tensor) -> Tensor:
+        """What the first block takes for ids [...]: [..., H], normalised."""
+        rows = functional.embedding(token_ids, self.weights["embed"])
+        return rms_norm(rows, self.weights["embed_norm"], self.config.rms_norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., V] fp32 over the true vocabulary."""
@@ -191,11 +217,6 @@ class Inkling(nn.Module):
         """All elements that an exported checkpoint holds."""
         state = self.state_dict()
         return sum(tensor.numel() for tensor in state.values())
-
-    def _embedded(self, token_ids: Tensor) -> Tensor:
-        return rms_norm(
-            functional.embedding(token_ids, self.weights["embed"]), self.weights["embed_norm"], self.config.rms_norm_eps
-        )
 
     def _through(self, block: nn.Module, x: Tensor, tau: Tensor) -> BlockResult:
         result: BlockResult = self._part(Block.expand)(block, self._part(Block.attend)(block, x, tau))
