@@ -19,6 +19,7 @@ from samebit.kernels.native.build import NativeUnavailableError, host_isas, load
 from samebit.kernels.ops import operators
 from samebit.kernels.values import (
     AttnIndex,
+    BlockIndex,
     ConvIndex,
     DraftIndex,
     IndexSizes,
@@ -157,6 +158,31 @@ class KernelSet:
         out: Tensor = self._ops.attention(
             q, rel, rel_proj, tau, k_pages, v_pages, ix.query_start, ix.row_start, ix.row_slots, ix.page_table,
             window, scale, self.num_threads,
+        )  # fmt: skip
+        return out
+
+    def block_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        ix: BlockIndex,
+        window: int,
+        scale: float,
+        *,
+        is_causal: bool,
+    ) -> Tensor:
+        """Attention of P blocks of N rows: ``q`` [P * N, nh * hd] over pages and over ``k``, ``v`` [P * N, nk * hd], [P * N, nh * hd].
+
+        A row at place o of a block behind n = ``lengths`` tokens sees their keys, in pages, and those of its own block, which
+        are in none; if ``is_causal``, only of places up to o. With ``window`` > 0 both only where positions differ by less.
+        Pages outside of what is seen are not read. Scores are q . k * scale.
+        """
+        out: Tensor = self._ops.block_attention(
+            q, k, v, k_pages, v_pages, ix.lengths, ix.row_slots, ix.page_table, window, is_causal, scale,
+            self.num_threads,
         )  # fmt: skip
         return out
 

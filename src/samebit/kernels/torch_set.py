@@ -209,6 +209,40 @@ def attention(
     return out.flatten(1)
 
 
+def block_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    lengths: Tensor,
+    row_slots: Tensor,
+    page_table: Tensor,
+    window: int,
+    is_causal: bool,
+    scale: float,
+    threads: int,
+) -> Tensor:
+    num_blocks, (_, _, size, width) = lengths.shape[0], k_pages.shape
+    blocks = [x.reshape(num_blocks, -1, x.shape[1] // width, width) for x in (q, k, v)]
+    out = torch.empty(blocks[0].shape)
+    place = torch.arange(blocks[0].shape[1])
+    for p, length in enumerate(lengths.tolist()):
+        past = torch.arange(max(0, length - window + 1) if window else 0, length)
+        at, where = length + place, torch.cat([past, length + place])
+        distance = at[:, None] - where
+        seen = distance.abs() < window if window else torch.ones_like(distance, dtype=torch.bool)
+        if is_causal:
+            seen &= distance >= 0
+        pages = page_table[row_slots[p]][past // size], past % size
+        own_q, own_k, own_v = (block[p] for block in blocks)
+        keys = torch.cat([k_pages.transpose(1, 2)[pages], own_k])
+        values = torch.cat([v_pages.transpose(1, 2)[pages], own_v])
+        nothing = torch.zeros(own_q.shape[1], *distance.shape)
+        out[p] = _attend(own_q, keys, values, nothing, torch.ones(len(place)), seen, scale).transpose(0, 1)
+    return out.reshape(q.shape)
+
+
 def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, tau: Tensor, seen: Tensor, scale: float) -> Tensor:
     """[m, nh, hd] queries on [n, nk, hd] keys with bias [nh, m, n] and mask [m, n]; returns [nh, m, hd]."""
     group = q.shape[1] // k.shape[1]
@@ -280,6 +314,7 @@ IMPLEMENTATIONS: dict[str, Any] = {
     "shift": shift,
     "write_kv": write_kv,
     "attention": attention,
+    "block_attention": block_attention,
     "route": route,
     "moe": moe,
     "embedding": embedding,

@@ -98,6 +98,20 @@ class AttnIndex:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockIndex:
+    """Which keys before them blocks of guesses see: positions below ``lengths`` [P] int32 of slots ``row_slots`` [P] int32, through
+    ``page_table`` [S, P] int32, which maps an absolute page index to a page.
+    """
+
+    lengths: Tensor
+    row_slots: Tensor
+    page_table: Tensor
+
+    def __post_init__(self) -> None:
+        check_dense(torch.int32, self.lengths, self.row_slots, self.page_table)
+
+
+@dataclass(frozen=True, slots=True)
 class DraftIndex:
     """Which of the step's tokens are drafts, and what is drawn in their places.
 

@@ -27,6 +27,7 @@ _SIGNATURES = {
     "write_kv": "p" * 8 + "l" * 6,
     "embedding": "pppllll",
     "attention": "p" * 11 + "l" * 12 + "dl",
+    "block_attention": "p" * 9 + "l" * 12 + "dl",
     "route": "pppplllld",
     "moe": "p" * 7 + "l" * 7,
     "sample": "p" * 13 + "lll",
@@ -266,6 +267,38 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
     return {"short_conv": short_conv, "shift": shift, "write_kv": write_kv, "attention": attention}
 
 
+def _block_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
+    c_block = _function(library, "block_attention")
+
+    def block_attention(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        lengths: Tensor,
+        row_slots: Tensor,
+        page_table: Tensor,
+        window: int,
+        is_causal: bool,
+        scale: float,
+        threads: int,
+    ) -> Tensor:
+        (q, q_stride), (k, k_stride), (v, v_stride) = _rows(q), _rows(k), _rows(v)
+        check_dense(_FLOAT, k_pages, v_pages)
+        (rows, columns), num_blocks = q.shape, lengths.shape[0]
+        _, kv_heads, page, width = k_pages.shape
+        y = torch.empty(rows, columns)
+        c_block(
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), k_pages.data_ptr(), v_pages.data_ptr(), lengths.data_ptr(),
+            row_slots.data_ptr(), page_table.data_ptr(), y.data_ptr(), num_blocks, rows // max(1, num_blocks), columns // width,
+            kv_heads, width, page, page_table.shape[1], window, is_causal, q_stride, k_stride, v_stride, scale, threads,
+        )  # fmt: skip
+        return y
+
+    return {"block_attention": block_attention}
+
+
 def _other_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
     c_moe, c_sample, c_top = (_function(library, n) for n in ("moe", "sample", "top_logprobs"))
 
@@ -362,4 +395,5 @@ def _index_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
 
 def implementations(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
     """Every operator by its plain name."""
-    return _index_operators(library) | _row_operators(library) | _state_operators(library) | _other_operators(library)
+    found = _index_operators(library) | _row_operators(library) | _state_operators(library)
+    return found | _block_operators(library) | _other_operators(library)
