@@ -17,8 +17,8 @@ def make_world(layout: tuple, *, native: bool = False, **settings) -> World:
 
 
 def make_guessing_world(layout: tuple, accepts: tuple[int, ...], **settings) -> World:
-    """A watched engine with guesses of known quality."""
-    speculation = {"method": "ngram", "num_speculative_tokens": 5}
+    """A watched engine with guesses of known quality, all of which are verified."""
+    speculation = {"method": "ngram", "num_speculative_tokens": 5, "token_cost": 0.0}
     return make_world(layout, accepts=accepts, speculative_config=speculation, **settings)
 
 
