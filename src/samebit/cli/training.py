@@ -1,4 +1,4 @@
-"""train: corpus, nano, export, assess, card. Each command loads what it needs when it runs."""
+"""train: corpus, nano, drafter, export, assess, card. Each command loads what it needs when it runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -56,6 +56,33 @@ def nano(
 
     with plain_errors():
         command.run_stage(data, run, stage, recipe, start=start, workers=workers, seconds=seconds, seed=seed)
+
+
+@train.command()
+def drafter(
+    target: Model,
+    data: CorpusFolder,
+    run: RunFolder,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="dflash, dspark or mtp; may be given more than once (default: the first two)."),
+    ] = None,
+    recipe: Recipe = "nano",
+    seconds: Annotated[float | None, typer.Option(help="Time of the training (default: the recipe's).", min=1)] = None,
+    own_share: Annotated[
+        float | None, typer.Option(help="Share of steps on text of TARGET's own (default: the recipe's).", min=0, max=1)
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that write dialogues.", min=0)] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Train drafters for TARGET side by side, measure and write them to RUN/METHOD/model."""
+    from samebit.train.drafters import command  # noqa: PLC0415 - loads torch
+
+    with plain_errors():
+        command.train_drafters(
+            target, data, run, method or ["dflash", "dspark"], recipe,
+            seconds=seconds, own_share=own_share, workers=workers, seed=seed,
+        )  # fmt: skip
 
 
 @train.command()

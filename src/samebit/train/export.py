@@ -46,7 +46,7 @@ def export(
             f"{data_folder}: its tokenizer has {tokenizer.get_vocab_size()} tokens, the model {model.config.unpadded_vocab_size}"
         )
     target.mkdir(parents=True, exist_ok=True)
-    _write_shards({**published_tensors(model, dtype), **_tower_tensors(model, dtype)}, target)
+    write_weights(model, target, dtype)
     _write_json(target / "config.json", model.raw)
     tokenizer.save(str(target / "tokenizer.json"))
     _write_json(target / "tokenizer_config.json", _tokenizer_config(model))
@@ -54,6 +54,11 @@ def export(
         (target / file).write_bytes((resolve_model("nano") / file).read_bytes())
     manifest = read_json(data_folder / "manifest.json")
     (target / "README.md").write_text(card(model, manifest, history, name), encoding="utf-8")
+
+
+def write_weights(model: Inkling, target: Path, dtype: torch.dtype) -> None:
+    """Write all tensors of a checkpoint to `target`."""
+    _write_shards({**published_tensors(model, dtype), **_tower_tensors(model, dtype)}, target)
 
 
 def write_card(folder: Path, data_folder: Path, history: Path, assessment: Path | None) -> None:
