@@ -14,7 +14,7 @@ from torch import Tensor
 from samebit.indexing import IndexBuffer, StepIndex
 from samebit.inputs import Bucket, InputBuffer, StaticInputs
 from samebit.kernels.sets import KernelSet
-from samebit.kernels.values import SampleColumns
+from samebit.kernels.values import BlockIndex, SampleColumns
 from samebit.state.pools import StatePools
 
 
@@ -54,9 +54,17 @@ class DraftSteps:
         self._own.token_ids.copy_(token_ids)
         return self._addresses.fill(kernels)
 
-    def columns(self, ahead: int) -> SampleColumns:
-        """How the target is going to draw the token `ahead` places behind each row's last one (1: the first guess)."""
-        rows = self._inputs.draft_samples.long()
+    def behind(self, group: int) -> BlockIndex:
+        """What blocks see that stand behind each row's tokens: their keys in page group `group`. Such blocks need no pages."""
+        return BlockIndex(self.lengths.int(), self._inputs.draft_slots, self._tables.page_table[group])
+
+    def columns(self, ahead: int, count: int = 1) -> SampleColumns:
+        """How the target is going to draw the tokens from `ahead` places behind each row's last one on (1: the first guess).
+
+        Columns of `count` tokens of the first row, then those of the next.
+        """
+        rows = self._inputs.draft_samples.long()[:, None].expand(-1, count).flatten()
         taken = {field.name: getattr(self._sampling, field.name)[rows] for field in fields(SampleColumns)}
-        taken |= {"position": self.lengths + ahead, "target": torch.full_like(self.last_tokens, -1)}
+        position = self.lengths[:, None] + torch.arange(ahead, ahead + count, device=rows.device)
+        taken |= {"position": position.flatten(), "target": torch.full_like(rows, -1, dtype=torch.int32)}
         return SampleColumns(**taken)

@@ -44,13 +44,15 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who guesses tokens ahead, so that a step can verify several. It changes speed and nothing else.
 
-    `method`: "ngram" looks up what followed the last tokens before, "mtp" asks the model's own draft heads.
-    `num_speculative_tokens`: most guesses a step (None: 8 for "ngram", one for each draft head for "mtp").
+    `method`: "ngram" looks up what followed the last tokens before, "mtp" asks the model's own draft heads, "dflash" and
+    "dspark" a drafter with weights of its own, `model`: a folder or a hub name (None: the one bundled with the model).
+    `num_speculative_tokens`: most guesses a step (None: 8 for "ngram", one for each draft head, a whole block).
     `prompt_lookup_min`, `prompt_lookup_max`: lengths of the suffixes that "ngram" looks up. `token_cost`: what one more token
     costs in a step, as a share of what a step costs without any; guesses that do not pay are not verified (0: all are).
     """
 
-    method: Literal["ngram", "mtp"]
+    method: Literal["ngram", "mtp", "dflash", "dspark"]
+    model: str | None = None
     num_speculative_tokens: int | None = None
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
@@ -61,6 +63,10 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         if self.num_speculative_tokens is not None and not 1 <= self.num_speculative_tokens <= MAX_DRAFTS:
             raise ConfigError(
                 f"speculative_config.num_speculative_tokens={self.num_speculative_tokens}: must be between 1 and {MAX_DRAFTS}"
+            )
+        if self.model is not None and self.method not in {"dflash", "dspark"}:
+            raise ConfigError(
+                f"speculative_config.model={self.model!r}: method {self.method!r} takes no drafter of its own"
             )
         if not 0 <= self.token_cost < float("inf"):
             raise ConfigError(f"speculative_config.token_cost={self.token_cost}: must be a number, at least 0")

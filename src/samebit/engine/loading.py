@@ -9,14 +9,15 @@ from pathlib import Path
 
 import torch
 
-from samebit.core.config import EngineConfig
+from samebit.core.config import EngineConfig, SpeculativeConfig
 from samebit.core.errors import ConfigError
+from samebit.engine.model_source import bundled_drafter, resolve_model
 from samebit.kernels.certify import certify
 from samebit.kernels.native.build import NativeUnavailableError
 from samebit.kernels.sets import TORCH_SET, KernelSet, select_kernels
 from samebit.models.base import CausalLM, load_model
 from samebit.speculative.drafter import Drafter
-from samebit.speculative.load import device_drafter_taps, load_drafter
+from samebit.speculative.load import BLOCK_METHODS, device_drafter_taps, load_drafter
 from samebit.state.layout import LayoutPart, StateLayout, join_layouts
 
 _log = logging.getLogger(__name__)
@@ -59,5 +60,21 @@ def _load_with(config: EngineConfig, folder: Path, kernels: KernelSet, device: t
     wanted = config.speculative_config
     if wanted is None:
         return Loaded(kernels, load_model(folder, kernels, device), None)
-    model = load_model(folder, kernels, device, device_drafter_taps(wanted))
-    return Loaded(kernels, model, load_drafter(wanted, folder, model, kernels, device))
+    drafter_folder = _drafter_folder(config.model, wanted, folder)
+    model = load_model(folder, kernels, device, device_drafter_taps(wanted, drafter_folder))
+    return Loaded(kernels, model, load_drafter(wanted, drafter_folder, model, kernels, device))
+
+
+def _drafter_folder(model: str, wanted: SpeculativeConfig, folder: Path) -> Path:
+    """Where the drafter's weights are; `folder` is the target's, which may hold draft heads."""
+    if wanted.method not in BLOCK_METHODS:
+        return folder
+    if wanted.model is not None:
+        return resolve_model(wanted.model)
+    bundled = bundled_drafter(model, wanted.method)
+    if bundled is None:
+        raise ConfigError(
+            f"speculative_config.model: must name a drafter's folder, as none for method {wanted.method!r} is bundled "
+            f"with model {model!r}"
+        )
+    return bundled

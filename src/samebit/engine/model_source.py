@@ -25,7 +25,7 @@ def resolve_model(name: str) -> Path:
     of a hub model are downloaded unless they are in the local cache. Raises ModelNotFoundError.
     """
     if name in BUNDLED_MODELS:
-        return Path(str(importlib.resources.files("samebit"))) / "assets" / name
+        return _assets() / name
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -37,6 +37,16 @@ def resolve_model(name: str) -> Path:
             "not a folder, and not of the form org/name"
         )
     return _from_hub(name)
+
+
+def bundled_drafter(name: str, method: str) -> Path | None:
+    """The folder of the drafter that is bundled with a bundled model, if there is one."""
+    folder = _assets() / f"{name}-{method}"
+    return folder if name in BUNDLED_MODELS and folder.is_dir() else None
+
+
+def _assets() -> Path:
+    return Path(str(importlib.resources.files("samebit"))) / "assets"
 
 
 def _from_hub(name: str) -> Path:

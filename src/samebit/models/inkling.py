@@ -116,7 +116,11 @@ class InklingModel:
 
     def embedded(self, token_ids: Tensor) -> Tensor:
         """What the first layer takes for token ids [T] int32: [T, H] fp32, normalised."""
-        return self._parts.embed_norm(self._parts.embedding(token_ids))
+        return self._parts.embed_norm(self.embedding_rows(token_ids))
+
+    def embedding_rows(self, token_ids: Tensor) -> Tensor:
+        """Rows of the embedding table, padding rows too, as they are stored: [T, H] fp32 for ids [T] int32."""
+        return self._parts.embedding(token_ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[L, V] fp32 over the true vocabulary for final hidden rows [L, H]."""
@@ -174,7 +178,7 @@ def block_state(pools: PoolPart, places: Sequence[tuple[int, int]], layer: int, 
     return BlockState(pools.kv[group][place], pools.groups[group], pools.conv[first : first + len(STREAMS)])
 
 
-def block_places(is_window: Sequence[bool]) -> list[tuple[int, int]]:
-    """(page group, place in the group) of each layer."""
-    kinds = list(dict.fromkeys(is_window))
-    return [(kinds.index(kind), list(is_window[:i]).count(kind)) for i, kind in enumerate(is_window)]
+def block_places(kinds: Sequence[int]) -> list[tuple[int, int]]:
+    """(page group, place in the group) of each layer, when layers of a kind share a group."""
+    groups = list(dict.fromkeys(kinds))
+    return [(groups.index(kind), list(kinds[:i]).count(kind)) for i, kind in enumerate(kinds)]

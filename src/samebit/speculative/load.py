@@ -16,6 +16,7 @@ from samebit.models.hash import HashModel
 from samebit.models.inkling import InklingModel
 from samebit.models.inkling_config import parse_depths
 from samebit.models.inkling_weights import WeightBuilder, stored_depths
+from samebit.speculative.block_weights import load_block, read_block_config
 from samebit.speculative.drafter import Drafter
 from samebit.speculative.hash import HashDrafter
 from samebit.speculative.host import HostDrafter
@@ -24,6 +25,8 @@ from samebit.speculative.ngram import ngram_drafter
 
 _NGRAM_DRAFTS = 8
 _HASH_DRAFTS = 3
+BLOCK_METHODS = ("dflash", "dspark")
+"""Methods whose drafters have a folder of their own."""
 
 
 def num_host_drafts(wanted: SpeculativeConfig) -> int:
@@ -38,19 +41,22 @@ def host_drafter(wanted: SpeculativeConfig) -> HostDrafter | None:
     return None
 
 
-def device_drafter_taps(wanted: SpeculativeConfig) -> tuple[int, ...]:
-    """Layers of the target whose residual streams the drafter reads."""
-    del wanted
-    return ()
+def device_drafter_taps(wanted: SpeculativeConfig, folder: Path) -> tuple[int, ...]:
+    """Layers of the target whose residual streams the drafter in `folder` reads. Raises CheckpointError for a wrong config."""
+    return read_block_config(folder).target_layer_ids if wanted.method in BLOCK_METHODS else ()
 
 
 def load_drafter(
     wanted: SpeculativeConfig, folder: Path, target: CausalLM, kernels: KernelSet, device: torch.device
 ) -> Drafter | None:
-    """The drafter on the device, if it is one; `folder` is the target's.
+    """The drafter on the device, if it is one; `folder` holds its weights, and is the target's for its own draft heads.
 
     Raises CheckpointError for a drafter that cannot be used as stored, ConfigError for one that does not fit the target.
     """
+    if wanted.method in BLOCK_METHODS:
+        if not isinstance(target, InklingModel):
+            raise ConfigError(f"speculative_config.method={wanted.method!r}: needs an Inkling model as the target")
+        return load_block(wanted, folder, target, kernels, device)
     if wanted.method != "mtp":
         return None
     if isinstance(target, HashModel):

@@ -1,0 +1,30 @@
+"""Rotary position embedding (Su et al., 2021) in the half-split order that Qwen and Llama checkpoints use. Knows no model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Rotary:
+    """Turns the pairs (i, i + head_dim / 2) of each head by position * theta^(-2 i / head_dim).
+
+    A table of `num_positions`, because a vectorised cosine may round differently depending on where in a tensor its operand
+    lies. Angles are products in fp32, as in the code that checkpoints are trained with.
+    """
+
+    def __init__(self, head_dim: int, theta: float, num_positions: int, device: torch.device) -> None:
+        steps = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+        angles = (torch.arange(num_positions, dtype=torch.float32)[:, None] * steps).double()
+        self._cos, self._sin = (x.float().to(device) for x in (angles.cos(), angles.sin()))
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, 1, head_dim / 2] of `positions` [T] int64."""
+        return self._cos[positions][:, None], self._sin[positions][:, None]
+
+
+def rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Heads side by side, `x` [T, n * head_dim] fp32, turned by what `Rotary.at` gives for the rows."""
+    cos, sin = turn
+    first, second = x.reshape(x.shape[0], -1, 2, cos.shape[2]).unbind(2)
+    return torch.stack([first * cos - second * sin, second * cos + first * sin], dim=2).flatten(1)

@@ -1,0 +1,168 @@
+"""Block drafters (DFlash, arXiv 2602.06036, and DSpark): all guesses of a row in one pass, over keys made of the target's layers.
+
+A block is the last token and mask tokens behind it. Its rows see one another and, in every layer, keys and values that are plain
+projections of the target's residual streams: the drafter's state at a position depends on the target's there and on nothing
+else. Knows the target's embedding and head; no file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from samebit.drafting import DraftSteps
+from samebit.indexing import StepIndex
+from samebit.kernels.sets import KernelSet
+from samebit.kernels.values import BlockIndex
+from samebit.layers.linear import Linear
+from samebit.layers.norm import RmsNorm
+from samebit.layers.rotary import Rotary, rotated
+from samebit.models.hidden import Hidden
+from samebit.models.inkling import InklingModel, block_places
+from samebit.speculative.block_config import BlockConfig
+from samebit.speculative.block_heads import ConfidenceHead, MarkovHead, before_each
+from samebit.speculative.drafter import Proposals
+from samebit.state.layout import KvLayer, PageGroup, StateLayout
+from samebit.state.pools import KvPool, PoolPart
+
+Turn = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayer:
+    """One decoder layer: x + attention(norm(x)), then x + swiglu(norm(x)). `kv` maps to keys, then values.
+
+    `window` 0: none. Heads of queries and keys are normalised, then turned.
+    """
+
+    kernels: KernelSet
+    attn_norm: RmsNorm
+    q: Linear
+    kv: Linear
+    out: Linear
+    q_norm: RmsNorm
+    k_norm: RmsNorm
+    mlp_norm: RmsNorm
+    gate_up: Linear
+    down: Linear
+    head_dim: int
+    window: int
+    is_causal: bool
+
+    def keys_values(self, x: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+        """Keys and values [T, nk * hd] of rows `x` [T, H]."""
+        k, v = self.kv(x).chunk(2, dim=1)
+        return rotated(self.k_norm(k), turn), v
+
+    def __call__(self, x: Tensor, turn: Turn, pool: KvPool, index: BlockIndex) -> Tensor:
+        """Block rows `x` [P * N, H] behind what `pool` holds for them."""
+        normed = self.attn_norm(x)
+        q = rotated(self.q_norm(self.q(normed)), turn)
+        k, v = self.keys_values(normed, turn)
+        attended = self.kernels.block_attention(
+            q, k, v, pool.k, pool.v, index, self.window, self.head_dim**-0.5, is_causal=self.is_causal
+        )
+        x = x + self.out(attended)
+        return x + self.down(self.kernels.swiglu(self.gate_up(self.mlp_norm(x))))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockParts:
+    """All weights in their layers. `fc` maps the target's residual streams side by side to H; see BlockConfig for the heads."""
+
+    fc: Linear
+    hidden_norm: RmsNorm
+    layers: Sequence[BlockLayer]
+    norm: RmsNorm
+    markov: MarkovHead | None
+    confidence: ConfidenceHead | None
+    linear_shapes: frozenset[tuple[int, int]]
+    num_parameters: int
+
+
+class BlockDrafter:
+    """A `Drafter` of `max_drafts` tokens, at most those of a whole block. A target made with other taps than the config's is an error."""
+
+    def __init__(
+        self,
+        config: BlockConfig,
+        parts: BlockParts,
+        max_drafts: int,
+        target: InklingModel,
+        kernels: KernelSet,
+        device: torch.device,
+    ) -> None:
+        assert max_drafts <= config.num_drafts, "a block has so many rows"
+        self.max_drafts = max_drafts
+        self.num_parameters = parts.num_parameters
+        self._config, self._parts = config, parts
+        self._target, self._kernels = target, kernels
+        self._num_rows = max_drafts + config.first_draft_row
+        self._rotary = Rotary(config.head_dim, config.rope_theta, target.max_length + config.num_rows, device)
+        self._places = block_places(config.windows)
+
+    def linear_shapes(self) -> set[tuple[int, int]]:
+        """(N, K) of every linear map."""
+        return set(self._parts.linear_shapes)
+
+    def state_layout(self) -> StateLayout:
+        """Keys and values of every layer; the target's kernel size and element, as there is no convolution."""
+        config, target = self._config, self._target.state_layout()
+        each = KvLayer(config.num_key_value_heads, config.head_dim)
+        counts = Counter(config.windows)
+        groups = tuple(PageGroup(window or None, (each,) * count) for window, count in counts.items())
+        return StateLayout(groups, (), target.kernel_size, target.element)
+
+    def advance(self, index: StepIndex, hidden: Hidden, state: PoolPart) -> None:
+        """Project the target's residual streams to every layer's keys and values."""
+        parts = self._parts
+        context = parts.hidden_norm(parts.fc(torch.cat(hidden.taps, dim=1)))
+        turn = self._rotary.at(index.positions)
+        for i, layer in enumerate(parts.layers):
+            pool, group = self._place(i, state)
+            k, v = layer.keys_values(context, turn)
+            self._kernels.write_kv(k, v, pool.k, pool.v, pool.page_tags, index.kv[group])
+
+    def propose(self, steps: DraftSteps, state: PoolPart) -> Proposals:
+        """One pass over a block for each row, then the heads."""
+        hidden = self.block_hidden(steps, state)[:, self._config.first_draft_row :]
+        logits = self._target.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
+        if self._parts.markov is None:
+            drawn = self._kernels.sample(logits.flatten(0, 1), steps.columns(1, self.max_drafts))[0]
+            tokens = list(drawn.view(hidden.shape[:2]).unbind(1))
+        else:
+            tokens = self._drawn_in_turn(self._parts.markov, hidden, logits, steps)
+        guesses = torch.stack(tokens, dim=1)
+        if self._parts.confidence is None:
+            return Proposals(guesses, torch.ones_like(guesses, dtype=torch.float32))
+        return Proposals(guesses, self._parts.confidence(before_each(steps.last_tokens, tokens), hidden))
+
+    def block_hidden(self, steps: DraftSteps, state: PoolPart) -> Tensor:
+        """[P, N, H] fp32 after the final norm, for the last token of each row and the masks behind it."""
+        config, parts = self._config, self._parts
+        place = torch.arange(self._num_rows, device=steps.last_tokens.device)
+        token_ids = torch.where(place == 0, steps.last_tokens[:, None], config.mask_token_id).int()
+        turn = self._rotary.at((steps.lengths[:, None] + place).flatten())
+        x = self._target.embedding_rows(token_ids.flatten()) * config.input_embedding_scale
+        for i, layer in enumerate(parts.layers):
+            pool, group = self._place(i, state)
+            x = layer(x, turn, pool, steps.behind(group))
+        return parts.norm(x).view(*token_ids.shape, -1)
+
+    def _drawn_in_turn(self, markov: MarkovHead, hidden: Tensor, logits: Tensor, steps: DraftSteps) -> list[Tensor]:
+        """Guesses from left to right, each with what the one before adds to its logits."""
+        before, past, tokens = steps.last_tokens, markov.start(hidden), []
+        for k in range(self.max_drafts):
+            added, past = markov(before, hidden[:, k], past)
+            before = self._kernels.sample(logits[:, k] + added, steps.columns(k + 1))[0]
+            tokens.append(before)
+        return tokens
+
+    def _place(self, layer: int, state: PoolPart) -> tuple[KvPool, int]:
+        """Where a layer keeps its keys, and the number of their group in a step's index."""
+        group, place = self._places[layer]
+        return state.kv[group][place], state.groups[group]

@@ -1,0 +1,107 @@
+"""Heads of DSpark over a block's hidden states: one that goes from token to token, and one that tells how sure the drafter is.
+
+Formulas are those of the DeepSpec and SpecForge code bases. Knows hidden states and token ids; no block, no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from samebit.layers.linear import Embedding, Linear
+
+
+class MarkovMix(Protocol):
+    """What the table's rows for the tokens before become, [P, R], and the state for the token behind."""
+
+    def __call__(self, row: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class Vanilla:
+    """The row as it is: a bigram table of low rank."""
+
+    def __call__(self, row: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        del hidden
+        return row, state
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """The row times sigmoid(gate [hidden; row] + bias)."""
+
+    gate: Linear
+    bias: Tensor
+
+    def __call__(self, row: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return sigmoid(self.gate(torch.cat([hidden, row], dim=1)) + self.bias) * row, state
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """tanh(o) with z, c, o = joint [state; row; hidden] + bias; the state becomes sigmoid(z) state + (1 - sigmoid(z)) tanh(c)."""
+
+    joint: Linear
+    bias: Tensor
+
+    def __call__(self, row: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        z, c, o = (self.joint(torch.cat([state, row, hidden], dim=1)) + self.bias).chunk(3, dim=1)
+        keep = sigmoid(z)
+        return _tanh(o), keep * state + (1 - keep) * _tanh(c)
+
+
+@dataclass(frozen=True, slots=True)
+class MarkovHead:
+    """What the token before, [P] int32, adds to the logits [P, V] of a guess. `rows` [V, R] is its table, `out` maps R to V."""
+
+    rows: Embedding
+    mix: MarkovMix
+    out: Linear
+    rank: int
+
+    def start(self, like: Tensor) -> Tensor:
+        """The state before the first guess, for as many rows as `like` has."""
+        return torch.zeros(like.shape[0], self.rank, device=like.device)
+
+    def __call__(self, before: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        mixed, state = self.mix(self.rows(before), hidden, state)
+        return self.out(mixed), state
+
+
+@dataclass(frozen=True, slots=True)
+class ConfidenceHead:
+    """How likely the target draws a guess, if it draws those before it: sigmoid((proj [hidden; row] + bias) / temperature).
+
+    `rows` is the Markov head's table, if its row for the token before is part of the input; `temperatures` [D] are 1 where
+    nobody calibrated them.
+    """
+
+    proj: Linear
+    bias: Tensor
+    rows: Embedding | None
+    temperatures: Tensor
+
+    def __call__(self, before: Tensor, hidden: Tensor) -> Tensor:
+        """[P, D] fp32 for tokens `before` [P, D] int32 and hidden states [P, D, H]."""
+        parts = [hidden.flatten(0, 1)]
+        if self.rows is not None:
+            parts.append(self.rows(before.flatten()))
+        logits = (self.proj(torch.cat(parts, dim=1)) + self.bias).view(before.shape)
+        return sigmoid(logits / self.temperatures[: before.shape[1]])
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """In double, so that where a library takes vectors and where single elements rounds away."""
+    return torch.sigmoid(x.double()).float()
+
+
+def _tanh(x: Tensor) -> Tensor:
+    return torch.tanh(x.double()).float()
+
+
+def before_each(last_tokens: Tensor, tokens: Sequence[Tensor]) -> Tensor:
+    """[P, D] int32: the token before each of the guesses `tokens` (D of [P])."""
+    return torch.stack([last_tokens, *tokens[:-1]], dim=1)
