@@ -13,8 +13,8 @@ from samebit.core.config import SpeculativeConfig
 from samebit.core.request import Request
 from samebit.speculative.host import HostDrafter
 
-# Short suffixes find more, and an audit wants many guesses rather than good ones.
-DEFAULT = SpeculativeConfig(method="ngram", prompt_lookup_min=1)
+# An audit wants many guesses rather than good ones: short suffixes find more, and all are verified.
+DEFAULT = SpeculativeConfig(method="ngram", prompt_lookup_min=1, token_cost=0.0)
 SPOIL_PERCENT = 30
 
 _Key = tuple[tuple[int, ...], int, int]

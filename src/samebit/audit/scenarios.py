@@ -68,7 +68,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         if self.drafts == "told":
             # The guesses come from the host, whoever makes them otherwise.
             most = speculation.num_speculative_tokens
-            speculation = SpeculativeConfig(method="ngram", num_speculative_tokens=most)
+            speculation = SpeculativeConfig(method="ngram", num_speculative_tokens=most, token_cost=0.0)
             schedule = msgspec.structs.replace(schedule, spoil_percent=SPOIL_PERCENT)
         return msgspec.structs.replace(
             base,

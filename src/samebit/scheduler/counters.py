@@ -9,7 +9,7 @@ from samebit.core.request import SpeculationCounts
 
 @dataclass(slots=True)
 class Counters:
-    """Totals. `accepted_per_position[i]`: how often a row's i-th guess was accepted."""
+    """Totals. `accepted_per_position[i]`: how often a row's i-th guess was accepted, of as many as a row can have."""
 
     num_preemptions: int = 0
     num_published: int = 0
@@ -22,8 +22,6 @@ class Counters:
 
     def verified(self, num_guesses: int, num_accepted: int) -> SpeculationCounts:
         """Count a row of guesses, and return it as a request's own count."""
-        missing = num_guesses - len(self.accepted_per_position)
-        self.accepted_per_position += [0] * missing
         for position in range(num_accepted):
             self.accepted_per_position[position] += 1
         self.num_drafts += 1

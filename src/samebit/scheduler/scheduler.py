@@ -45,7 +45,7 @@ class Scheduler:
         self._drafter = drafter
         self._manager = manager
         self.max_length = max_length
-        self.counters = Counters()
+        self.counters = Counters(accepted_per_position=[0] * manager.geometry.max_drafts)
         self._sequences: dict[str, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
