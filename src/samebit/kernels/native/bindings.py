@@ -141,7 +141,7 @@ def _row_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
 
 
 def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
-    c_conv, c_write, c_attention = (_function(library, n) for n in ("short_conv", "write_kv", "attention"))
+    c_conv = _function(library, "short_conv")
 
     def short_conv(
         x: Tensor,
@@ -214,6 +214,13 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         )  # fmt: skip
         return convolve(x, None, rows, row_tags, index, None, threads)
 
+    return {"short_conv": short_conv, "shift": shift}
+
+
+def _attention_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
+    names = ("write_kv", "attention", "block_attention")
+    c_write, c_attention, c_block = (_function(library, name) for name in names)
+
     def write_kv(
         k: Tensor,
         v: Tensor,
@@ -264,12 +271,6 @@ def _state_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         )  # fmt: skip
         return y
 
-    return {"short_conv": short_conv, "shift": shift, "write_kv": write_kv, "attention": attention}
-
-
-def _block_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
-    c_block = _function(library, "block_attention")
-
     def block_attention(
         q: Tensor,
         k: Tensor,
@@ -296,7 +297,7 @@ def _block_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         )  # fmt: skip
         return y
 
-    return {"block_attention": block_attention}
+    return {"write_kv": write_kv, "attention": attention, "block_attention": block_attention}
 
 
 def _other_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
@@ -396,4 +397,4 @@ def _index_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
 def implementations(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
     """Every operator by its plain name."""
     found = _index_operators(library) | _row_operators(library) | _state_operators(library)
-    return found | _block_operators(library) | _other_operators(library)
+    return found | _attention_operators(library) | _other_operators(library)
