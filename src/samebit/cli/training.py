@@ -1,4 +1,4 @@
-"""train: corpus, nano, drafter, export, assess, card. Each command loads what it needs when it runs."""
+"""train: corpus, nano, drafter, export, assess, assess-drafter, card. Each command loads what it needs when it runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -107,6 +107,22 @@ def assess(
 
     with plain_errors():
         typer.echo(arms.run(model, data, json_file, probes=probes, num_threads=num_threads))
+
+
+@train.command()
+def assess_drafter(
+    target: Model,
+    drafter: Annotated[str, typer.Argument(help="A drafter's folder, mtp or ngram.")],
+    data: CorpusFolder,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    recipe: Recipe = "nano",
+    num_threads: NumThreads = None,
+) -> None:
+    """Measure with the engine how many tokens a step DRAFTER gives for TARGET, and print it as Markdown."""
+    from samebit.train.drafters import assess as arms  # noqa: PLC0415 - loads torch
+
+    with plain_errors():
+        typer.echo(arms.run(target, drafter, data, recipe, json_file, num_threads=num_threads))
 
 
 @train.command()

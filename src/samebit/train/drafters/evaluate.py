@@ -67,27 +67,27 @@ class Samples:
     accepted: Tensor
 
 
-def continuations(target: Inkling, data: TrainingData, measures: Measures, seed: int = 0) -> list[Continuations]:
-    """Everything that is measured: code and dialogues, greedy and drawn."""
-    device = target.weights["embed"].device
-    generator = torch.Generator(device).manual_seed(seed)
-    stream = torch.from_numpy(data.held_out.astype("int64"))
-    starts = torch.linspace(0, len(stream) - measures.prompt - 1, measures.rows).long()
-    code = stream[starts[:, None] + torch.arange(measures.prompt)]
+def prompts(data: TrainingData, measures: Measures, seed: int = 0) -> dict[str, tuple[list[list[int]], int]]:
+    """What is continued, and by how many tokens: windows of held-out code, and dialogues up to a reply that names a fact."""
+    last = len(data.held_out) - measures.prompt
+    starts = [last * i // measures.rows for i in range(measures.rows)]
     writer = DialogueWriter(data.tokenizer, data.held_out, data.sentences, seed, "probe")
     probes = [writer.probe(d, i % 2) for d in measures.distances for i in range(measures.probes)]
-    asked = [probe.token_ids[: probe.reply[0]] for probe in probes]
-    lengths = torch.tensor([len(ids) for ids in asked])
-    prompts = torch.tensor([ids + [0] * (int(lengths.max()) - len(ids)) for ids in asked])
-    given = (
-        (CODE, code, torch.full((len(code),), measures.prompt), measures.new),
-        (DIALOGUES, prompts, lengths, measures.reply),
-    )
-    return [
-        _continued(target, name, temperature, ids, first, new, generator)
-        for name, ids, first, new in given
-        for temperature in (0.0, 1.0)
-    ]
+    return {
+        CODE: ([data.held_out[at : at + measures.prompt].tolist() for at in starts], measures.new),
+        DIALOGUES: ([probe.token_ids[: probe.reply[0]] for probe in probes], measures.reply),
+    }
+
+
+def continuations(target: Inkling, data: TrainingData, measures: Measures, seed: int = 0) -> list[Continuations]:
+    """Everything that is measured: code and dialogues, greedy and drawn."""
+    generator = torch.Generator(target.weights["embed"].device).manual_seed(seed)
+    found = []
+    for name, (begun, new) in prompts(data, measures, seed).items():
+        lengths = torch.tensor([len(ids) for ids in begun])
+        padded = torch.tensor([ids + [0] * (int(lengths.max()) - len(ids)) for ids in begun])
+        found += [_continued(target, name, t, padded, lengths, new, generator) for t in (0.0, 1.0)]
+    return found
 
 
 @torch.no_grad()
@@ -120,13 +120,13 @@ def _continued(
     target: Inkling,
     name: str,
     temperature: float,
-    prompts: Tensor,
+    begun: Tensor,
     lengths: Tensor,
     new: int,
     generator: torch.Generator,
 ) -> Continuations:
     device = target.weights["embed"].device
-    B, V = len(prompts), target.config.unpadded_vocab_size
+    B, V = len(begun), target.config.unpadded_vocab_size
     noise = temperature * gumbel((B, new, V), generator) if temperature else None
     first = lengths.to(device)
     row = torch.arange(B, device=device)
@@ -137,7 +137,7 @@ def _continued(
             logits = logits + noise[row, (place - first).clamp(0, new - 1)]
         return logits.argmax(-1)
 
-    ids = continued(target, prompts, lengths, int(lengths.max()) + new, draw)
+    ids = continued(target, begun, lengths, int(lengths.max()) + new, draw)
     own = taken(ids, first[:, None] + torch.arange(new, device=device))
     ends = (own == END_OF_TURN).long().cumsum(1) == 0
     last = first + ends.sum(1).clamp(max=new - 1)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from samebit.speculative.block_weights import CALIBRATION_FILE
 from samebit.train.assessment import table
 from samebit.train.drafters.calibrate import Calibration
 from samebit.train.drafters.evaluate import Acceptance
@@ -22,7 +23,6 @@ from samebit.train.drafters.loop import Learner
 from samebit.train.export import write_weights
 from samebit.train.model import Inkling
 
-CALIBRATION_FILE = "calibration.json"
 _TITLES = {"dflash": "DFlash", "dspark": "DSpark"}
 _HEAD = """---
 license: apache-2.0

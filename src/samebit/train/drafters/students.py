@@ -68,8 +68,8 @@ class BlockStudent:
 
     def hidden(self, view: View) -> Tensor:
         """Rows [B, N, num_drafts, H] that guess."""
-        ids = torch.full((*view.anchors.shape, self._config.num_rows), self._config.mask_token_id)
-        ids = ids.to(view.anchors.device)
+        anchors, mask = view.anchors, self._config.mask_token_id
+        ids = torch.full((*anchors.shape, self._config.num_rows), mask, device=anchors.device)
         ids[..., 0] = view.first_tokens()
         hidden: Tensor = self.drafter(view.taps, raw_embedding(self._target, ids), view.anchors)
         return hidden[:, :, self._config.first_draft_row :]
