@@ -1,0 +1,161 @@
+"""A block drafter's state goes wherever the target's goes, and neither it nor its guesses touch an answer."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from samebit import EngineConfig
+from samebit.core.config import Schedule, SpeculativeConfig
+from samebit.engine.engine import Engine
+from tests.driving import make_request, run
+from tests.random_checkpoint import write_checkpoint
+from tests.speculative.block_checkpoint import DFLASH, DSPARK, changed, write_drafter
+from tests.speculative.recording import recorded
+
+SETTINGS = {
+    "num_threads": 1,
+    "page_size": 4,
+    "checkpoint_interval": 8,
+    "max_num_seqs": 4,
+    "num_pages": 200,
+    "num_window_pages": 200,
+    "num_checkpoints": 40,
+    "poison": True,
+}
+TEXT = [(7 * i * i + 3 * i) % 251 for i in range(60)]
+RAW = {"dflash": DFLASH, "dspark": changed(DSPARK, markov_head_type="rnn")}
+METHODS = tuple(RAW)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    base = tmp_path_factory.mktemp("models")
+    for method, raw in RAW.items():
+        write_drafter(base / method, raw)
+    write_checkpoint(base / "target")
+    return base
+
+
+@pytest.fixture(scope="module")
+def make_engine(folders, kernel_kind):
+    def make(method: str | None, **changes) -> Engine:
+        wanted = None
+        if method is not None:
+            wanted = SpeculativeConfig(method=method, model=str(folders / method), token_cost=0)
+        fixed = {"model": str(folders / "target"), "kernels": kernel_kind, "speculative_config": wanted}
+        return Engine(EngineConfig(**{**fixed, **SETTINGS, **changes}))
+
+    return make
+
+
+def proposals(engine, prompt, **params):
+    """What is guessed behind so many tokens of a request that runs alone, and its answer as key 0."""
+    given = {"temperature": 0.8, "seed": 3, "max_tokens": 8, "ignore_eos": True, **params}
+    with recorded(engine) as found:
+        result = run(engine, [make_request("r", prompt, **given)])["r"]
+    return {0: result.token_ids, **found.of["r"]}
+
+
+@pytest.mark.parametrize("graph", ["eager", "trace"])
+@pytest.mark.parametrize("method", METHODS)
+def test_guesses_behind_a_hit_at_any_residue_are_those_of_a_cold_run(make_engine, kernel_kind, method, graph):
+    cold_engine = make_engine(method, enable_prefix_caching=False)
+    warm = make_engine(method, graph=graph)
+    for length in range(1, 30, 5 if kernel_kind == "torch" else 1):
+        cold = proposals(cold_engine, TEXT[:length])
+        assert len(cold) > 3
+        for _ in range(2):
+            assert proposals(warm, TEXT[:length]) == cold
+    assert warm.stats()["num_published"] > 0
+    assert warm.stats()["num_refused_checkpoints"] == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_requests_that_do_not_speculate_leave_what_later_ones_draft_from(make_engine, method):
+    cold = proposals(make_engine(method, enable_prefix_caching=False), TEXT[:27])
+    engine = make_engine(method)
+    assert proposals(engine, TEXT[:24], speculation=False, max_tokens=4).keys() == {0}
+    with recorded(engine) as found:
+        result = run(engine, [make_request("r", TEXT[:27], temperature=0.8, seed=3, max_tokens=8, ignore_eos=True)])[
+            "r"
+        ]
+    assert result.num_cached_tokens > 0
+    assert {0: result.token_ids, **found.of["r"]} == cold
+
+
+@pytest.mark.parametrize("graph", ["eager", "trace"])
+@pytest.mark.parametrize("method", METHODS)
+def test_guesses_in_a_busy_batch_are_those_of_a_request_alone(make_engine, method, graph):
+    schedule = Schedule(
+        seed=5, chunk_sizes=(3, 7), preempt_percent=25, pad_tokens=2, pad_rows=1, shuffle_rows=True, spoil_percent=30
+    )
+    requests = [
+        make_request(str(i), TEXT[i : 12 + 5 * i], temperature=0.5 * i, seed=i, max_tokens=14, ignore_eos=True)
+        for i in range(6)
+    ]
+    alone = make_engine(method, enable_prefix_caching=False)
+    busy = make_engine(
+        method, schedule=schedule, graph=graph, num_pages=30, num_window_pages=24, max_num_batched_tokens=24
+    )
+    with recorded(busy) as found:
+        results = run(busy, requests, [0, 0, 1, 3, 5, 8])
+    assert sum(result.num_preemptions for result in results.values()) > 0
+    for request in requests:
+        with recorded(alone) as wanted:
+            assert run(alone, [request])[request.request_id] == results[request.request_id]
+        mine, other = found.of[request.request_id], wanted.of[request.request_id]
+        common = mine.keys() & other.keys()
+        assert len(common) > 3
+        assert {n: mine[n] for n in common} == {n: other[n] for n in common}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_threads_change_no_guess(make_engine, method):
+    one, three = (make_engine(method, num_threads=threads, enable_prefix_caching=False) for threads in (1, 3))
+    assert proposals(one, TEXT[:33], max_tokens=12) == proposals(three, TEXT[:33], max_tokens=12)
+
+
+schedules = st.builds(
+    Schedule,
+    seed=st.integers(0, 1 << 16),
+    chunk_sizes=st.lists(st.integers(1, 30), max_size=3).map(tuple),
+    preempt_percent=st.sampled_from([0, 0, 10, 40]),
+    pad_tokens=st.sampled_from([0, 1, 5]),
+    spoil_percent=st.sampled_from([0, 50]),
+    shuffle_rows=st.booleans(),
+)
+
+
+@settings(max_examples=settings.default.max_examples // 2)
+@given(
+    method=st.sampled_from(METHODS),
+    schedule=schedules,
+    graph=st.sampled_from(["eager", "eager", "trace"]),
+    budget=st.sampled_from([8, 20, 256]),
+    pages=st.sampled_from([{}, {"num_pages": 24, "num_window_pages": 12, "num_checkpoints": 5}]),
+    wanted=st.lists(
+        st.tuples(st.integers(0, 40), st.integers(0, 20), st.sampled_from([0.0, 0.8, 2.0]), st.integers(0, 8)),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_any_mixture_with_a_drafter_gives_the_bits_of_a_cold_solo_run_without(
+    make_engine, cold_engine, method, schedule, graph, budget, pages, wanted
+):
+    requests = [
+        make_request(str(i), [*TEXT[:shared], i, *TEXT[40 - own : 40]], temperature=temperature, seed=i, top_p=0.9)
+        for i, (shared, own, temperature, _) in enumerate(wanted)
+    ]
+    engine = make_engine(method, schedule=schedule, graph=graph, max_num_batched_tokens=budget, **pages)
+    cold = {request.request_id: run(cold_engine, [request])[request.request_id] for request in requests}
+    for _ in range(2):  # the second time the cache is warm
+        assert run(engine, requests, [arrival for *_, arrival in wanted]) == cold
+    assert engine.stats()["num_refused_checkpoints"] == 0
+    assert engine.stats()["num_draft_tokens"] > 0
+
+
+@pytest.fixture(scope="module")
+def cold_engine(make_engine):
+    return make_engine(None, enable_prefix_caching=False)
