@@ -109,7 +109,7 @@ def test_what_an_object_holds_stands_in_the_question(seed, split):
 def test_a_name_of_a_field_tells_no_type():
     rng = random.Random(0)
     kinds = collections.defaultdict(set)
-    for field in fields(rng, "train", 400) + [f for _ in range(4000) for f in fields(rng, "train", 2)]:
+    for field in (f for _ in range(4000) for f in fields(rng, "train", 2)):
         kinds[field.name].add("choice" if "enum" in field.schema else field.schema["type"])
     assert len(kinds) > 1000
     assert sum(len(found) > 2 for found in kinds.values()) > 200

@@ -41,8 +41,8 @@ from samebit.train.words import Split, Subject, subject, thing
 
 _SHORT = 1024
 # How often each kind of turn comes, in short dialogues and in long ones. What cannot come now is small talk instead.
-_SHORT_SHARES = {"state": 18, "correct": 26, "ask": 42, "tool": 16, "json": 3, "object": 7, "complete": 4, "talk": 6}
-_LONG_SHARES = {"state": 12, "correct": 26, "ask": 50, "tool": 16, "json": 2, "object": 7, "complete": 4, "talk": 12}
+_SHORT_SHARES = {"state": 18, "correct": 34, "ask": 42, "tool": 16, "json": 3, "object": 7, "complete": 4, "talk": 6}
+_LONG_SHARES = {"state": 12, "correct": 34, "ask": 50, "tool": 16, "json": 2, "object": 7, "complete": 4, "talk": 12}
 # How many facts there may be; with few of them each is corrected more often.
 _SHORT_FACTS, _LONG_FACTS = (2, 3, 5, 10), (6, 12, 24, 40)
 # How often a dialogue has tools.
