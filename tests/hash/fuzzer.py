@@ -212,9 +212,24 @@ class EngineMachine(RuleBasedStateMachine):
         accepts=st.sampled_from([(), (), (0,), (9,), (1, 0, 2), (3, 9, 0), (2, 7, 1, 0)]),
         max_drafts=st.sampled_from([1, 3, 7]),
         method=st.sampled_from(["ngram", "mtp"]),
+        token_cost=st.sampled_from([0.0, 0.0, 0.2]),
     )
-    def set_up(self, layout, pools, schedule, budget, interval, caching, kernels, graph, accepts, max_drafts, method):
-        speculation = {"method": method, "num_speculative_tokens": max_drafts, "prompt_lookup_min": 1}
+    def set_up(
+        self,
+        layout,
+        pools,
+        schedule,
+        budget,
+        interval,
+        caching,
+        kernels,
+        graph,
+        accepts,
+        max_drafts,
+        method,
+        token_cost,
+    ):
+        speculation = {"method": method, "num_speculative_tokens": max_drafts, "token_cost": token_cost}
         self.world = World(
             *layout,
             **pools,

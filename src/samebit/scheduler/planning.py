@@ -5,10 +5,12 @@ The scheduler decides which sequences take how many tokens; everything here foll
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from samebit.core.config import EngineConfig, Schedule
 from samebit.core.plan import DRAW, NO_SNAPSHOT, BatchPlan, CheckpointEntry, PlanDraft, PlanRow, PlanSample, owner_tag
+from samebit.scheduler.drafts import least_survival, worth
 from samebit.scheduler.sequence import Sequence, Status
 from samebit.state.manager import PendingCheckpoint, SequenceState, StateManager
 from samebit.state.prefix_tree import CheckpointKind
@@ -120,6 +122,38 @@ def is_picked(schedule: Schedule, step: int, owner: int) -> bool:
     """A seeded choice that is true for `preempt_percent` of all (step, owner) pairs."""
     percent = schedule.preempt_percent
     return percent > 0 and owner_tag(step ^ (schedule.seed << 32), owner) % 100 < percent
+
+
+def worthy_guesses(
+    running: Iterable[Sequence], waiting: Iterable[Sequence], config: EngineConfig, step: int, *, max_drafts: int
+) -> dict[str, list[int]]:
+    """For each request of which only the last token is left to compute, the guesses that are worth verifying."""
+    offers: dict[str, tuple[list[int], list[float]]] = {}
+    num_left = num_running = 0
+    for sequence in running if max_drafts else ():
+        state = sequence.state
+        assert state is not None, "a running sequence has state"
+        left = len(sequence.token_ids) - state.length
+        num_left, num_running = num_left + left, num_running + 1
+        offer = _offer(sequence, max_drafts) if left == 1 else []
+        if offer:
+            survivals = sequence.estimate.survivals(sequence.confidence[: len(offer)] or [1.0] * len(offer))
+            offers[sequence.request.request_id] = spoiled(config.schedule, step, state.owner, offer), survivals
+    if not offers:
+        return {}
+    num_left += sum(len(sequence.token_ids) for sequence in waiting)
+    num_tokens = min(num_left, config.max_num_batched_tokens)
+    token_cost = config.speculative_config.token_cost if config.speculative_config else 0.0
+    least = least_survival((survivals for _, survivals in offers.values()), num_tokens, num_running, token_cost)
+    return {request_id: worth(offer, survivals, least) for request_id, (offer, survivals) in offers.items()}
+
+
+def _offer(sequence: Sequence, max_drafts: int) -> list[int]:
+    """Guesses of the tokens behind a sequence's last one, fewer than it may still have."""
+    limit = max(0, min(sequence.max_length - len(sequence.token_ids) - 1, max_drafts))
+    if not limit or sequence.proposer is None:
+        return sequence.drafts[:limit]
+    return sequence.proposer.propose(sequence.token_ids, limit)[:limit]
 
 
 def spoiled(schedule: Schedule, step: int, owner: int, guesses: list[int]) -> list[int]:

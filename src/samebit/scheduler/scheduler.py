@@ -23,7 +23,7 @@ from samebit.scheduler.planning import (
     match_limit,
     promised_boundary,
     publishable_boundary,
-    spoiled,
+    worthy_guesses,
     write_plan,
 )
 from samebit.scheduler.sequence import Progress, Sequence, Status
@@ -114,11 +114,15 @@ class Scheduler:
         self._preempt_picked()
         planned: list[PlannedRow] = []
         running = list(self._running)
+        guesses = worthy_guesses(
+            self._running, self._waiting, self._config, self._step, max_drafts=self._manager.geometry.max_drafts
+        )
         for place, sequence in enumerate(running, start=1):
             room = self._room(planned)
             # Guesses never take the place of another sequence's next token, nor all room of those that wait.
             reserve = len(running) - place + (self._config.max_num_batched_tokens // 2 if self._waiting else 0)
-            row = self._running_row(sequence, room, reserve) if room and sequence.status is Status.RUNNING else None
+            worthy = guesses.get(sequence.request.request_id, [])[: max(0, room - 1 - reserve)]
+            row = self._running_row(sequence, room, worthy) if room and sequence.status is Status.RUNNING else None
             planned += [row] if row else []
         for sequence in list(self._waiting):
             room = self._room(planned)
@@ -174,27 +178,16 @@ class Scheduler:
             return 0
         return self._config.max_num_batched_tokens - sum(row.num_tokens for row in planned)
 
-    def _running_row(self, sequence: Sequence, room: int, reserve: int) -> PlannedRow | None:
+    def _running_row(self, sequence: Sequence, room: int, drafts: list[int]) -> PlannedRow | None:
         state = sequence.state
         assert state is not None, "a running sequence has state"
         left = len(sequence.token_ids) - state.length
-        drafts = self._drafts(sequence, room - 1 - reserve) if left == 1 else []
         wanted = chunk_limit(self._config.schedule, sequence, min(room, left + len(drafts)))
         while not (num_tokens := self._manager.grow(state, wanted)):
             if not self._preempt_youngest(sequence):
                 return None
         sequence.num_chunks += 1
         return PlannedRow(sequence, state, state.length, num_tokens, drafts[: max(0, num_tokens - left)])
-
-    def _drafts(self, sequence: Sequence, room: int) -> list[int]:
-        """Guesses of the tokens behind a sequence's last one, fewer than it may still have."""
-        allowed = sequence.max_length - len(sequence.token_ids) - 1
-        limit = min(room, allowed, self._manager.geometry.max_drafts)
-        if sequence.state is None or limit < 1:
-            return []
-        proposer = sequence.proposer
-        guesses = sequence.drafts if proposer is None else proposer.propose(sequence.token_ids, limit)
-        return spoiled(self._config.schedule, self._step, sequence.state.owner, guesses[:limit])
 
     def _awaits_prefix(self, sequence: Sequence) -> bool:
         """Whether a running sequence is about to publish more of this one's tokens than the cache holds now."""
@@ -220,7 +213,7 @@ class Scheduler:
         self._waiting.remove(sequence)
         self._running.append(sequence)
         sequence.status, sequence.state = Status.RUNNING, state
-        sequence.drew_last, sequence.drafts = False, []
+        sequence.drew_last, sequence.drafts, sequence.confidence = False, [], []
         if sequence.num_cached < 0:
             sequence.num_cached = state.length
         sequence.num_chunks += 1
@@ -265,6 +258,7 @@ class Scheduler:
             progress = self._take_samples(sequence, row, finite, output.accepted[number])
             if row.draft_index is not None:
                 sequence.drafts = output.drafts[row.draft_index]
+                sequence.confidence = output.confidence[row.draft_index]
         if usable:
             # What was accepted behind a stop is no part of the sequence.
             length = min(row.start + row.num_tokens - rejected, len(sequence.token_ids))
@@ -321,7 +315,8 @@ class Scheduler:
             if reason is not None:
                 break
         sequence.num_scored += len(scored)
-        sequence.drew_last, sequence.drafts = bool(drawn), []
+        sequence.drew_last, sequence.drafts, sequence.confidence = bool(drawn), [], []
+        sequence.estimate.learn(len(row.drafts), num_accepted)
         counts = SpeculationCounts()
         if row.drafts:
             counts = self.counters.verified(len(row.drafts), min(num_accepted, len(drawn)))

@@ -8,6 +8,7 @@ from enum import Enum, auto
 import msgspec
 
 from samebit.core.request import FinishReason, Request, SpeculationCounts, TokenLogprobs
+from samebit.scheduler.drafts import AcceptanceEstimate
 from samebit.speculative.host import Proposer
 from samebit.state.manager import SequenceState
 
@@ -42,7 +43,8 @@ class Sequence:
     `num_cached` is the hit of the first admission (-1 before it). `prompt_end` is the checkpoint boundary at the prompt's
     end. `is_cold` bars the prefix cache after a damaged resume. `max_length` is where it ends for lack of room.
     `drew_last`: the last step drew its last token, so the device has it. `proposer` guesses its next tokens on the host;
-    `drafts` are guesses that the last step made on the device, which has them too.
+    `drafts` are guesses that the last step made on the device, which has them too, with its `confidence` in each;
+    `estimate` tells how good guesses have been.
     """
 
     request: Request
@@ -59,6 +61,8 @@ class Sequence:
     drew_last: bool = False
     proposer: Proposer | None = None
     drafts: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    estimate: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
     finish_reason: FinishReason | None = None
     stop_ids: frozenset[int] = field(default_factory=frozenset)
 
