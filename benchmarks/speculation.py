@@ -1,10 +1,10 @@
-"""Speed of one request with and without guesses, on the same prompts in one run, and how the guesses fared.
+"""Speed with and without guesses, on the same prompts in one run, for one request and for many; and how the guesses fared.
 
     python -m benchmarks.speculation --threads 1 --rounds 5 --output benchmarks/results/speculation.json
 
 Both engines answer each prompt in turn, so that a drift of the machine meets both; a ratio is that of a round's times, and
 the median and the range over rounds are reported. Answers are compared, bit for bit. Prompts are beginnings of modules of
-Python's own library, and questions about facts at the end of long dialogues.
+Python's own library, and questions about facts at the end of long dialogues; a crowd is the former all at once.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.cpu import environment
 from samebit import LLM, SamplingParams
 from samebit.bench.recall import PAGE_SIZE
+from samebit.core.request import RequestOutput, SpeculationCounts
 from samebit.dialogues import Spoken, facts, question, small_talk
 
 MODULES = (
@@ -43,18 +44,23 @@ def main() -> None:
         LLM(args.model, **settings),
         LLM(args.model, speculative_config=args.speculative_config, **settings),
     )
-    workloads = {"code": (code(plain), 128), "dialogues": (dialogues(plain), 32)}
+    modules, talks = code(plain), dialogues(plain)
+    workloads = {
+        "code": ([[prompt] for prompt in modules], 128),
+        "dialogues": ([[prompt] for prompt in talks], 32),
+        f"code, {len(modules)} at once": ([modules], 128),
+    }
     record: dict[str, Any] = {
         "command": f"--threads {args.threads} --rounds {args.rounds}",
         "speculative_config": args.speculative_config,
         **environment(plain),
     }
-    for name, (prompts, most) in workloads.items():
+    for name, (groups, most) in workloads.items():
         for kind, params in (
             ("greedy", SamplingParams(temperature=0.0, max_tokens=most)),
             ("sampled", SamplingParams(temperature=0.8, top_p=0.95, seed=1, max_tokens=most)),
         ):
-            record[f"{name}, {kind}"] = compare(plain, guessing, prompts, params, args.rounds)
+            record[f"{name}, {kind}"] = compare(plain, guessing, groups, params, args.rounds)
             print(f"{name}, {kind}:", json.dumps(record[f"{name}, {kind}"]))
     if args.output is not None:
         args.output.write_text(json.dumps(record, indent=1) + "\n")
@@ -82,24 +88,22 @@ def dialogues(llm: LLM) -> list[list[int]]:
 
 
 def compare(
-    plain: LLM, guessing: LLM, prompts: list[list[int]], params: SamplingParams, rounds: int
+    plain: LLM, guessing: LLM, groups: list[list[list[int]]], params: SamplingParams, rounds: int
 ) -> dict[str, float]:
-    """Times of decoding, prefill taken out, and what the guesses did in one round."""
+    """Times of decoding groups of prompts, prefill taken out, and what the guesses did in one round."""
     ratios = []
     for number in range(rounds + 1):  # the first round warms both up
         seconds = [0.0, 0.0]
-        tokens = guessed = accepted = drafts = 0
-        for prompt in prompts:
+        tokens, counts = 0, SpeculationCounts()
+        for group in groups:
             answers = []
             for place, llm in enumerate((plain, guessing)):
-                spent, output = timed(llm, prompt, params)
+                spent, outputs = timed(llm, group, params)
                 seconds[place] += spent
-                answers.append(output.outputs[0].token_ids)
+                answers.append([output.outputs[0].token_ids for output in outputs])
             assert answers[0] == answers[1], "guesses changed an answer"
-            counts = output.metrics.speculation
-            tokens += len(answers[1])
-            guessed, accepted = guessed + counts.num_draft_tokens, accepted + counts.num_accepted_tokens
-            drafts += counts.num_drafts
+            tokens += sum(map(len, answers[1]))
+            counts = sum((output.metrics.speculation for output in outputs if output.metrics), counts)
         if number:
             ratios.append(seconds[0] / seconds[1])
     return {
@@ -107,20 +111,20 @@ def compare(
         "min": round(min(ratios), 3),
         "max": round(max(ratios), 3),
         "tokens": tokens,
-        "tokens_per_step": round(tokens / (tokens - accepted), 3),
-        "mean_acceptance_length": round(1 + accepted / drafts, 3) if drafts else 0.0,
-        "acceptance_rate": round(accepted / guessed, 3) if guessed else 0.0,
+        "tokens_per_draw": round(tokens / (tokens - counts.num_accepted_tokens), 3),
+        "mean_acceptance_length": round(counts.mean_acceptance_length, 3),
+        "acceptance_rate": round(counts.num_accepted_tokens / max(1, counts.num_draft_tokens), 3),
     }
 
 
-def timed(llm: LLM, prompt: list[int], params: SamplingParams) -> tuple[float, Any]:
-    """Seconds that an answer takes beyond that to its first token, and the answer."""
+def timed(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> tuple[float, list[RequestOutput]]:
+    """Seconds that answers take beyond those to their first tokens, and the answers."""
     one = SamplingParams(max_tokens=1, temperature=0.0)
     began = time.perf_counter()
-    llm.generate([prompt], one)
+    llm.generate(prompts, one)
     first = time.perf_counter()
-    output = llm.generate([prompt], params)[0]
-    return max(1e-9, (time.perf_counter() - first) - (first - began)), output
+    outputs = llm.generate(prompts, params)
+    return max(1e-9, (time.perf_counter() - first) - (first - began)), outputs
 
 
 if __name__ == "__main__":
