@@ -10,7 +10,7 @@ from samebit.core.errors import ConfigError
 from samebit.train.dialogues import DialogueWriter
 from samebit.train.evaluate import recall
 from samebit.train.feed import Feed
-from samebit.train.loop import Trainer, rate_multiplier
+from samebit.train.loop import Trainer, rate_multiplier, token_loss
 from samebit.train.model import Inkling
 from samebit.train.optim import is_matrix, orthogonalised
 from samebit.train.recipe import RECIPES, Stage
@@ -137,6 +137,25 @@ def test_depths_are_taught_the_tokens_that_the_model_is(data, tmp_path):
         logprobs = model.logits(hidden).log_softmax(-1).gather(-1, batch.targets[..., None])[..., 0]
         expected = -(logprobs * batch.weights).sum() / batch.weights.sum()
         torch.testing.assert_close(losses[1 + j], expected)
+
+
+def test_a_target_of_negative_weight_becomes_less_likely():
+    logits = torch.tensor([[[4.0, 0.0, 0.0], [1.0, 0.0, 0.0]]], requires_grad=True)
+    targets, weights = torch.tensor([[0, 0]]), torch.tensor([[-1.0, 2.0]])
+    loss = token_loss(logits, targets, weights)
+    chances = logits.softmax(-1)[0, :, 0]
+    torch.testing.assert_close(loss, (-torch.log(1 - chances[0]) - 2 * torch.log(chances[1])) / 3)
+    loss.backward()
+    assert logits.grad[0, 0, 0] > 0 > logits.grad[0, 1, 0]
+
+
+@pytest.mark.parametrize("certainty", [0.0, 30.0, 200.0])
+def test_the_penalty_is_finite_however_certain_the_model_is(certainty):
+    logits = torch.tensor([[[certainty, 0.0]]], requires_grad=True)
+    loss = token_loss(logits, torch.tensor([[0]]), torch.tensor([[-1.0]]))
+    loss.backward()
+    assert loss.isfinite()
+    assert logits.grad.isfinite().all()
 
 
 class Oracle(torch.nn.Module):

@@ -245,6 +245,12 @@ def rate_multiplier(stage: Stage, done: int, share: float) -> float:
 
 
 def token_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """Weighted mean cross-entropy, fp32, of logits [B, T, V]; targets and weights [B, T]."""
-    losses = functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
-    return (losses * weights.flatten()).sum() / weights.sum()
+    """Weighted mean loss, fp32, of logits [B, T, V]; targets and weights [B, T].
+
+    It is -log p of a target of positive weight, and -log(1 - p) of one of negative weight, which shall not be said there
+    (unlikelihood training: Welleck et al., 2019).
+    """
+    surprise = functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
+    losses = torch.where(weights.flatten() < 0, -torch.log(-torch.expm1(-surprise.clamp(min=1e-9))), surprise)
+    sizes = weights.flatten().abs()
+    return (losses * sizes).sum() / sizes.sum()

@@ -1,7 +1,7 @@
 """Rows of code in which some lines are said again and again, and how each of their tokens counts. Knows tensors of token ids.
 
 A small model that decodes greedily falls into repetitions. Here the repetition is given and the true text follows it, so that
-the model learns to go on; the copies themselves are not learnt.
+the model learns to go on; a first copy is not learnt, and further ones are what not to say.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from samebit.train.transcript import COPIED, LEAVING, PLAIN
+from samebit.train.transcript import COPIED, LEAVING, LOOPING, PLAIN
 
 _MOST_LINES = 6
 _MOST_COPIES = 5
@@ -46,5 +46,7 @@ def repeat_lines(token_ids: Tensor, opens_line: Tensor, draws: Tensor) -> tuple[
     is_leaving = (added > 0) & (at >= end + added) & (at < end + added + _LEAVING_TOKENS)
     classes = torch.full_like(token_ids, PLAIN, dtype=torch.uint8)
     classes[is_copied] = COPIED
+    # What is said twice may be meant; the third time and after is a loop.
+    classes[is_copied & (at >= end + span)] = LOOPING
     classes[is_leaving] = LEAVING
     return token_ids.gather(1, source), classes

@@ -11,8 +11,9 @@ from samebit.train.tokens import DOCUMENT_START, SPECIAL_TOKENS
 from samebit.train.tools import ToolUse
 
 # Classes of tokens, which weigh differently in the loss. An answer's value can be known, and the wording around it too; a value
-# that is told cannot be guessed; a repetition shall not be learnt (COPIED), but how to leave it (LEAVING).
-PLAIN, ANSWER, STATED, WORDING, COPIED, LEAVING = range(6)
+# that is told cannot be guessed; a repetition shall not be learnt (COPIED), still less one that goes on (LOOPING), but how
+# to leave it (LEAVING).
+PLAIN, ANSWER, STATED, WORDING, COPIED, LEAVING, LOOPING = range(7)
 
 Pieces = Sequence[tuple[str, int]]
 
