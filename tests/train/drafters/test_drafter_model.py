@@ -167,6 +167,14 @@ def test_the_loss_is_that_of_its_formula(target, method):
     assert float(found["loss"]) == pytest.approx(expected, rel=1e-4)
 
 
+def test_confidence_moves_no_guess_towards_what_it_says(target):
+    made = drafter(target, "dspark")
+    losses = BlockStudent(target, made, LossWeights(labels=0.0, confidence=1.0)).losses(make_view(target, [[7, 30]]))
+    losses["loss"].backward()
+    assert not made.markov_head.markov_w2.weight.grad.any()
+    assert made.markov_head.markov_w1.weight.grad.any()
+
+
 def test_the_markov_head_adds_what_the_token_before_says(target):
     made = drafter(target, "dspark")
     student = BlockStudent(target, made, LOSSES["dspark"])
