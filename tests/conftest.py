@@ -23,6 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="auto",
         help="kernel set for tests that take the kernel_kind fixture",
     )
+    parser.addoption("--model", default="nano", help="the model that tests of speculation on a trained model take")
 
 
 @pytest.fixture(scope="session")
