@@ -14,6 +14,8 @@ COMMAND = [sys.executable, "-c", "from samebit.cli import app; app()", "train"]
         (("export", "nowhere", "nothing", "target"), "no stage has ended"),
         (("nano", "nowhere", "nothing", "--stage", "1", "--recipe", "mini"), "recipe='mini'"),
         (("corpus", "nowhere", "--package", "click"), "1 packages"),
+        (("drafter", "nano", "nowhere", "run", "--recipe", "mini"), "recipe='mini'"),
+        (("assess-drafter", "nano", "nowhere", "nothing"), "nothing"),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments, text, tmp_path):

@@ -125,6 +125,8 @@ class DrafterTrainer:
             seed=seed,
             device=self._device,
             ring_rows=recipe.ring_rows,
+            # Repeated lines teach a model to leave a loop; a drafter shall guess what the model says.
+            repeat_every=None,
         )
         share = recipe.own.share if own_share is None else own_share
         texts = Texts(recipe, self.target, feed, own_share=share, seed=seed)
