@@ -11,6 +11,7 @@ from samebit.core.request import Request
 from samebit.engine.engine import Engine
 from tests.driving import Result, run_alone
 from tests.random_checkpoint import write_checkpoint
+from tests.speculative.block_checkpoint import METHODS, write_drafter
 
 # What the small model's residues are about: page 4, window 6, kernel 4, interval 8.
 SETTINGS = {
@@ -28,6 +29,13 @@ SETTINGS = {
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory) -> str:
     return str(write_checkpoint(tmp_path_factory.mktemp("small"), depths=3))
+
+
+@pytest.fixture(scope="session")
+def drafters(tmp_path_factory) -> dict[str, str]:
+    """Random block drafters for the small model, by method."""
+    base = tmp_path_factory.mktemp("drafters")
+    return {method: str(write_drafter(base / method, raw)[0]) for method, raw in METHODS.items()}
 
 
 @pytest.fixture(scope="session")

@@ -59,16 +59,17 @@ def traffic(draw):
     schedule=schedules,
     pools=pools,
     budget=st.sampled_from([8, 20, 256]),
-    speculation=st.sampled_from([None, {"method": "ngram", "prompt_lookup_min": 1}, {"method": "mtp"}]),
+    speculation=st.sampled_from([None, "ngram", "mtp", "dflash", "dspark"]),
 )
 def test_any_mixture_gives_the_bits_of_a_cold_solo_run(
-    make_engine, cold, traffic, schedule, pools, budget, speculation
+    make_engine, drafters, cold, traffic, schedule, pools, budget, speculation
 ):
     requests, arrivals = traffic
+    who = {"method": speculation, "model": drafters.get(speculation), "prompt_lookup_min": 1}
     engine = make_engine(
         schedule=schedule,
         max_num_batched_tokens=budget,
-        speculative_config=SpeculativeConfig(**speculation) if speculation else None,
+        speculative_config=SpeculativeConfig(**who) if speculation else None,
         **pools,
     )
     for _ in range(2):  # the second time the cache is warm

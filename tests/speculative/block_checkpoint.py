@@ -67,6 +67,8 @@ DEEPSPEC: dict[str, Any] = {
     **HEADS,
 }
 
+METHODS = {"dflash": DFLASH, "dspark": DSPARK}
+
 
 def changed(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """`config` with other values; what is not at the top is under `dflash_config`."""

@@ -102,13 +102,15 @@ def test_guesses_in_a_busy_batch_are_those_of_a_request_alone(make_engine, metho
     with recorded(busy) as found:
         results = run(busy, requests, [0, 0, 1, 3, 5, 8])
     assert sum(result.num_preemptions for result in results.values()) > 0
+    num_compared = 0
     for request in requests:
         with recorded(alone) as wanted:
             assert run(alone, [request])[request.request_id] == results[request.request_id]
         mine, other = found.of[request.request_id], wanted.of[request.request_id]
         common = mine.keys() & other.keys()
-        assert len(common) > 3
+        num_compared += len(common)
         assert {n: mine[n] for n in common} == {n: other[n] for n in common}
+    assert num_compared > 20
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -128,11 +130,10 @@ schedules = st.builds(
 )
 
 
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(
     method=st.sampled_from(METHODS),
     schedule=schedules,
-    graph=st.sampled_from(["eager", "eager", "trace"]),
     budget=st.sampled_from([8, 20, 256]),
     pages=st.sampled_from([{}, {"num_pages": 24, "num_window_pages": 12, "num_checkpoints": 5}]),
     wanted=st.lists(
@@ -141,19 +142,18 @@ schedules = st.builds(
         max_size=4,
     ),
 )
-def test_any_mixture_with_a_drafter_gives_the_bits_of_a_cold_solo_run_without(
-    make_engine, cold_engine, method, schedule, graph, budget, pages, wanted
+def test_any_mixture_of_recorded_steps_with_a_drafter_gives_the_bits_of_a_cold_solo_run_without(
+    make_engine, cold_engine, method, schedule, budget, pages, wanted
 ):
     requests = [
         make_request(str(i), [*TEXT[:shared], i, *TEXT[40 - own : 40]], temperature=temperature, seed=i, top_p=0.9)
         for i, (shared, own, temperature, _) in enumerate(wanted)
     ]
-    engine = make_engine(method, schedule=schedule, graph=graph, max_num_batched_tokens=budget, **pages)
+    engine = make_engine(method, schedule=schedule, graph="trace", max_num_batched_tokens=budget, **pages)
     cold = {request.request_id: run(cold_engine, [request])[request.request_id] for request in requests}
     for _ in range(2):  # the second time the cache is warm
         assert run(engine, requests, [arrival for *_, arrival in wanted]) == cold
     assert engine.stats()["num_refused_checkpoints"] == 0
-    assert engine.stats()["num_draft_tokens"] > 0
 
 
 @pytest.fixture(scope="module")
