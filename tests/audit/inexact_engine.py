@@ -1,5 +1,7 @@
 """Our engine with one product that is not row-pure: its sum is split when several rows share it, as a split-K kernel does."""
 
+from dataclasses import replace
+
 from samebit.engine.engine import Engine
 
 
@@ -25,5 +27,5 @@ class InexactEngine(Engine):
 
     def __init__(self, config):
         super().__init__(config)
-        model, *rest = self._runner._place
-        self._runner._place = (InexactHead(model), *rest)
+        place = self._runner._place
+        self._runner._place = replace(place, model=InexactHead(place.model))

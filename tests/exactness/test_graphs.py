@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -56,7 +58,7 @@ def test_inert_inputs_change_no_pool_outside_the_sinks(make_engine):
     from samebit.inputs import Bucket
 
     with torch.inference_mode():
-        engine._runner._program(Bucket(tokens=16, rows=4, samples=4, bans=2, entries=4, deltas=4, top=2))
+        engine._runner._program(Bucket(tokens=16, rows=4, samples=4, bans=2, entries=4, drafts=2, deltas=4, top=2))
     for name, tensors in live.items():
         for tensor, copy in zip(tensors, before[name], strict=True):
             assert torch.equal(tensor.nan_to_num(7.0), copy.nan_to_num(7.0)), name
@@ -97,7 +99,7 @@ def a_branch_on_a_shape_that_values_decide(hidden, index):
 def test_a_step_that_reads_a_value_is_not_recorded(make_engine, extra):
     engine = make_engine(graph="trace")
     runner = engine._runner
-    runner._place = (Spoiled(runner._place[0], extra), *runner._place[1:])
+    runner._place = replace(runner._place, model=Spoiled(runner._place.model, extra))
     result = run_alone(engine, make_request("r", list(range(9))))
     assert result.finish_reason == "error"
     assert "GraphError" in result.error
@@ -114,7 +116,7 @@ def test_a_branch_that_was_not_taken_when_recording_is_found_by_the_manifest(mak
         # What a host-side flag does: it is off while inert inputs are recorded, and on for a real request.
         return hidden + 0 if live else hidden
 
-    runner._place = (Spoiled(runner._place[0], track), *runner._place[1:])
+    runner._place = replace(runner._place, model=Spoiled(runner._place.model, track))
     original = runner._program
 
     def record_then_go_live(bucket):
@@ -143,7 +145,7 @@ def test_a_buffer_that_has_moved_is_not_replayed(make_engine):
 def test_a_native_kernel_that_the_dispatcher_does_not_see_is_refused(make_engine):
     engine = make_engine(graph="trace")
     runner = engine._runner
-    kernels = runner._place[1]
+    kernels = runner._place.kernels
     if kernels.name == "torch":
         pytest.skip("the torch set has nothing below the dispatcher")
     import ctypes
@@ -157,7 +159,7 @@ def test_a_native_kernel_that_the_dispatcher_does_not_see_is_refused(make_engine
         swiglu(*(ctypes.c_void_p(t.data_ptr()) for t in (hidden, out)), hidden.shape[0], hidden.shape[1] // 2, 1)
         return hidden
 
-    runner._place = (Spoiled(runner._place[0], call_c_directly), *runner._place[1:])
+    runner._place = replace(runner._place, model=Spoiled(runner._place.model, call_c_directly))
     result = run_alone(engine, make_request("r", list(range(9))))
     assert result.finish_reason == "error"
     assert "left no trace" in result.error

@@ -110,7 +110,8 @@ def check_ids() -> None:
 def check_answers() -> None:
     """Each request has the interpreter's tokens, logprobs and end, alone and in a padded and shuffled batch."""
     for layout in (MIXED, TWO_WINDOWS):
-        for schedule in ({}, {"pad_rows": 2, "pad_tokens": 3, "shuffle_rows": True, "seed": 2}):
+        crowded = {"pad_rows": 2, "pad_tokens": 3, "shuffle_rows": True, "seed": 2}
+        for schedule in ({}, crowded, {"pad_tokens": 3}):
             world = make_world(layout, schedule=schedule, enable_prefix_caching=False, max_num_batched_tokens=64)
             rng = random.Random(11)
             for number in range(12):

@@ -93,7 +93,7 @@ def _lossy_world(**settings) -> tuple[World, Lossy]:
     runner, pools = world.engine._runner, world.engine.pools
     model = Lossy(world.config, CPU)
     model.streams, model.layers = [pool.rows.data_ptr() for pool in pools.conv], pools.kv
-    runner._place = (model, *runner._place[1:])
+    runner._place = replace(runner._place, model=model)
     world._after_step = None
     world.player._after_step = None
     return world, model

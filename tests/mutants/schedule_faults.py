@@ -13,7 +13,7 @@ SCHEDULE_MUTANTS = [
         "a last chunk of one token is a decode",
         "What a row is, is told from its length: a prompt token is taken from the device's words.",
         ("vLLM #49918",),
-        (edit(PLANNING + "_plan_row", "[] if sequence.drew_last and", "[] if row.num_tokens == 1 and"),),
+        (edit(PLANNING + "_plan_row", "is_known = sequence.drew_last and", "is_known = row.num_tokens == 1 and"),),
         "answers",
         "token_ids",
     ),
@@ -21,7 +21,13 @@ SCHEDULE_MUTANTS = [
         "a resumed request trusts the device",
         "After preemption the next token is taken from the words of a slot that is not its own any more.",
         ("vllm-metal #488",),
-        (edit(SCHEDULER + "_admitted_row", "sequence.drew_last = False", "pass"),),
+        (
+            edit(
+                SCHEDULER + "_admitted_row",
+                "sequence.drew_last, sequence.drafts, sequence.confidence = False, [], []",
+                "pass",
+            ),
+        ),
         "hits",
         "IndexError",
     ),

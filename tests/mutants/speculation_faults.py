@@ -261,7 +261,13 @@ SPECULATION_MUTANTS = [
         "guesses go beyond `max_tokens`",
         "A row may be longer than what is left of the answer.",
         (),
-        (edit(SCHEDULER + "_drafts", "sequence.max_length - len(sequence.token_ids) - 1", "room"),),
+        (
+            edit(
+                PLANNING + "_offer",
+                "min(sequence.max_length - len(sequence.token_ids) - 1, max_drafts)",
+                "max_drafts",
+            ),
+        ),
         "guesses",
         "IndexError",
     ),

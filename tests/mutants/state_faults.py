@@ -252,7 +252,7 @@ STATE_MUTANTS = [
             ),
         ),
         "answers",
-        "IndexError",
+        "token_ids",
     ),
     # Slots and pages
     Mutant(

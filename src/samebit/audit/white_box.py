@@ -48,16 +48,15 @@ def audit_model(
     started = time.monotonic()
     environment = Environment.here()
     wanted = all_scenarios() if scenarios is None else list(scenarios)
-    size = config.page_size
-    base = msgspec.structs.replace(config, poison=True, checkpoint_interval=2 * size)
+    base = msgspec.structs.replace(config, poison=True, checkpoint_interval=2 * config.page_size)
     engine = make_engine(_reference_config(base))
     info, prompts = engine.info, make_prompts(engine)
     references = [_reference(engine, prompt, number) for number, prompt in enumerate(prompts)]
     del engine
     results: list[ScenarioResult] = []
-    told = told_drafter(prompts, references)
+    told = {"told": (told_drafter(prompts, references),)}
     for (drafts, setup), group in itertools.groupby(wanted, key=lambda one: (one.drafts, one.config(base, seed))):
-        engine = make_engine(setup, told) if drafts == "told" else make_engine(setup)
+        engine = make_engine(setup, *told.get(drafts, ()))
         for scenario in group:
             results.append(_Arm(engine, scenario, prompts, references).run())
             if on_scenario is not None:
