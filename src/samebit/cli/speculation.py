@@ -17,7 +17,8 @@ SpeculativeJson = Annotated[
     str | None,
     typer.Option(
         "--speculative-config",
-        help='Who guesses tokens ahead, as JSON: {"method": "ngram", "num_speculative_tokens": 5}.',
+        help='Who guesses tokens ahead, as JSON: {"method": "ngram", "num_speculative_tokens": 5}. Methods: ngram, mtp, '
+        "dflash and dspark; the last two take a drafter's folder or hub name as model.",
         metavar="JSON",
     ),
 ]
