@@ -61,10 +61,10 @@ class DraftSteps:
     def columns(self, ahead: int, count: int = 1) -> SampleColumns:
         """How the target is going to draw the tokens from `ahead` places behind each row's last one on (1: the first guess).
 
-        Columns of `count` tokens of the first row, then those of the next.
+        Columns of every row's first such token, then of every row's next, `count` of each.
         """
-        rows = self._inputs.draft_samples.long()[:, None].expand(-1, count).flatten()
+        rows = self._inputs.draft_samples.long().expand(count, -1).flatten()
         taken = {field.name: getattr(self._sampling, field.name)[rows] for field in fields(SampleColumns)}
-        position = self.lengths[:, None] + torch.arange(ahead, ahead + count, device=rows.device)
+        position = self.lengths + torch.arange(ahead, ahead + count, device=rows.device)[:, None]
         taken |= {"position": position.flatten(), "target": torch.full_like(rows, -1, dtype=torch.int32)}
         return SampleColumns(**taken)

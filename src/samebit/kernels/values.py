@@ -155,6 +155,10 @@ class SampleColumns:
         check_dense(torch.int32, self.top_k, self.sample_index, self.target)
         check_dense(torch.int64, self.seed, self.position)
 
+    def part(self, rows: slice) -> "SampleColumns":
+        """The settings of some rows that follow one another."""
+        return SampleColumns(*(getattr(self, name)[rows] for name in self.__slots__))
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:

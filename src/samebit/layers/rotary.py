@@ -16,15 +16,21 @@ class Rotary:
     def __init__(self, head_dim: int, theta: float, num_positions: int, device: torch.device) -> None:
         steps = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
         angles = (torch.arange(num_positions, dtype=torch.float32)[:, None] * steps).double()
-        self._cos, self._sin = (x.float().to(device) for x in (angles.cos(), angles.sin()))
+        cos, sin = angles.cos().float(), angles.sin().float()
+        self._cos = torch.cat([cos, cos], dim=1).to(device)
+        self._sin = torch.cat([-sin, sin], dim=1).to(device)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [T, 1, head_dim / 2] of `positions` [T] int64."""
+        """What the elements of a head, and those of its halves exchanged, are multiplied by: [T, 1, head_dim] each.
+
+        For `positions` [T] int64.
+        """
         return self._cos[positions][:, None], self._sin[positions][:, None]
 
 
 def rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     """Heads side by side, `x` [T, n * head_dim] fp32, turned by what `Rotary.at` gives for the rows."""
     cos, sin = turn
-    first, second = x.reshape(x.shape[0], -1, 2, cos.shape[2]).unbind(2)
-    return torch.stack([first * cos - second * sin, second * cos + first * sin], dim=2).flatten(1)
+    heads = x.reshape(x.shape[0], -1, cos.shape[2])
+    first, second = heads.chunk(2, dim=2)
+    return (heads * cos + torch.cat([second, first], dim=2) * sin).flatten(1)

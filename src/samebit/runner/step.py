@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -120,9 +120,7 @@ def _sample(
     parts = []
     for first in range(0, bucket.samples, LOGITS_SLICE):
         part = slice(first, first + LOGITS_SLICE)
-        sliced = {field.name: getattr(index.sampling, field.name)[part] for field in fields(SampleColumns)}
-        columns = SampleColumns(**sliced)
-        parts.append(_sample_slice(model, kernels, hidden[part], inputs, columns, bucket, first))
+        parts.append(_sample_slice(model, kernels, hidden[part], inputs, index.sampling.part(part), bucket, first))
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 

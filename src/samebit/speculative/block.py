@@ -17,14 +17,14 @@ from torch import Tensor
 from samebit.drafting import DraftSteps
 from samebit.indexing import StepIndex
 from samebit.kernels.sets import KernelSet
-from samebit.kernels.values import BlockIndex
+from samebit.kernels.values import BlockIndex, SampleColumns
 from samebit.layers.linear import Linear
 from samebit.layers.norm import RmsNorm
 from samebit.layers.rotary import Rotary, rotated
 from samebit.models.hidden import Hidden
 from samebit.models.inkling import InklingModel, block_places
 from samebit.speculative.block_config import BlockConfig
-from samebit.speculative.block_heads import ConfidenceHead, MarkovHead, before_each
+from samebit.speculative.block_heads import ConfidenceHead, MarkovHead
 from samebit.speculative.drafter import Proposals
 from samebit.state.layout import KvLayer, PageGroup, StateLayout
 from samebit.state.pools import KvPool, PoolPart
@@ -129,17 +129,18 @@ class BlockDrafter:
 
     def propose(self, steps: DraftSteps, state: PoolPart) -> Proposals:
         """One pass over a block for each row, then the heads."""
-        hidden = self.block_hidden(steps, state)[:, self._config.first_draft_row :]
-        logits = self._target.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
+        hidden = self.block_hidden(steps, state)[:, self._config.first_draft_row :].transpose(0, 1).contiguous()
+        logits = self._target.logits(hidden.flatten(0, 1))
+        columns = steps.columns(1, self.max_drafts)
         if self._parts.markov is None:
-            drawn = self._kernels.sample(logits.flatten(0, 1), steps.columns(1, self.max_drafts))[0]
-            tokens = list(drawn.view(hidden.shape[:2]).unbind(1))
+            tokens = self._kernels.sample(logits, columns)[0].view(hidden.shape[:2])
         else:
-            tokens = self._drawn_in_turn(self._parts.markov, hidden, logits, steps)
-        guesses = torch.stack(tokens, dim=1)
+            tokens = self._drawn_in_turn(self._parts.markov, hidden, logits, steps.last_tokens, columns)
+        guesses = tokens.T.contiguous()
         if self._parts.confidence is None:
             return Proposals(guesses, torch.ones_like(guesses, dtype=torch.float32))
-        return Proposals(guesses, self._parts.confidence(before_each(steps.last_tokens, tokens), hidden))
+        before = torch.cat([steps.last_tokens[None], tokens[:-1]])
+        return Proposals(guesses, self._parts.confidence(before, hidden).T.contiguous())
 
     def block_hidden(self, steps: DraftSteps, state: PoolPart) -> Tensor:
         """[P, N, H] fp32 after the final norm, for the last token of each row and the masks behind it."""
@@ -153,14 +154,17 @@ class BlockDrafter:
             x = layer(x, turn, pool, steps.behind(group))
         return parts.norm(x).view(*token_ids.shape, -1)
 
-    def _drawn_in_turn(self, markov: MarkovHead, hidden: Tensor, logits: Tensor, steps: DraftSteps) -> list[Tensor]:
-        """Guesses from left to right, each with what the one before adds to its logits."""
-        before, past, tokens = steps.last_tokens, markov.start(hidden), []
+    def _drawn_in_turn(
+        self, markov: MarkovHead, hidden: Tensor, logits: Tensor, last_tokens: Tensor, columns: SampleColumns
+    ) -> Tensor:
+        """[D, P] guesses from left to right, each with what the one before adds to its logits, for `hidden` [D, P, H]."""
+        before, past, tokens = last_tokens, markov.start(last_tokens.shape[0]), []
         for k in range(self.max_drafts):
-            added, past = markov(before, hidden[:, k], past)
-            before = self._kernels.sample(logits[:, k] + added, steps.columns(k + 1))[0]
+            rows = slice(k * before.shape[0], (k + 1) * before.shape[0])
+            added, past = markov(before, hidden[k], past)
+            before = self._kernels.sample(logits[rows] + added, columns.part(rows))[0]
             tokens.append(before)
-        return tokens
+        return torch.stack(tokens)
 
     def _place(self, layer: int, state: PoolPart) -> tuple[KvPool, int]:
         """Where a layer keeps its keys, and the number of their group in a step's index."""

@@ -5,7 +5,6 @@ Formulas are those of the DeepSpec and SpecForge code bases. Knows hidden states
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,10 +60,11 @@ class MarkovHead:
     mix: MarkovMix
     out: Linear
     rank: int
+    device: torch.device
 
-    def start(self, like: Tensor) -> Tensor:
-        """The state before the first guess, for as many rows as `like` has."""
-        return torch.zeros(like.shape[0], self.rank, device=like.device)
+    def start(self, num_rows: int) -> Tensor:
+        """The state before the first guess."""
+        return torch.zeros(num_rows, self.rank, device=self.device)
 
     def __call__(self, before: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         mixed, state = self.mix(self.rows(before), hidden, state)
@@ -85,12 +85,12 @@ class ConfidenceHead:
     temperatures: Tensor
 
     def __call__(self, before: Tensor, hidden: Tensor) -> Tensor:
-        """[P, D] fp32 for tokens `before` [P, D] int32 and hidden states [P, D, H]."""
+        """[D, P] fp32 for the tokens `before` each guess [D, P] int32 and hidden states [D, P, H]."""
         parts = [hidden.flatten(0, 1)]
         if self.rows is not None:
             parts.append(self.rows(before.flatten()))
         logits = (self.proj(torch.cat(parts, dim=1)) + self.bias).view(before.shape)
-        return sigmoid(logits / self.temperatures[: before.shape[1]])
+        return sigmoid(logits / self.temperatures[: before.shape[0], None])
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -100,8 +100,3 @@ def sigmoid(x: Tensor) -> Tensor:
 
 def _tanh(x: Tensor) -> Tensor:
     return torch.tanh(x.double()).float()
-
-
-def before_each(last_tokens: Tensor, tokens: Sequence[Tensor]) -> Tensor:
-    """[P, D] int32: the token before each of the guesses `tokens` (D of [P])."""
-    return torch.stack([last_tokens, *tokens[:-1]], dim=1)

@@ -193,7 +193,7 @@ class _Builder:
             mix = Gated(self._linear("markov_head.gate_proj"), self._bias("markov_head.gate_proj"))
         elif self._config.markov_head_type == "rnn":
             mix = Recurrent(self._linear("markov_head.joint_proj"), self._bias("markov_head.joint_proj"))
-        return MarkovHead(rows, mix, out, self._config.markov_rank)
+        return MarkovHead(rows, mix, out, self._config.markov_rank, self._device)
 
     def _confidence(self, markov: MarkovHead | None, temperatures: list[float]) -> ConfidenceHead:
         name = "confidence_head.proj"
