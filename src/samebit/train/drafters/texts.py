@@ -24,7 +24,7 @@ Sequences = tuple[Tensor, Tensor]  # token ids [B, T] int64, weights [B, T] fp32
 
 
 class Texts:
-    """Sequences of a step's size; a `own_share` of the steps is the target's own text.
+    """Sequences of a step's size; an `own_share` of the steps is the target's own text.
 
     `num_own_tokens`, `own_seconds`: what the target has written, prompts not counted, and the time it took.
     """
