@@ -126,7 +126,9 @@ def check(row: dict, target: str, drafters, cold, seeds: range) -> None:
             assert results[request.request_id] == answer(request), request.seed
         if row["residue"] is not None:
             assert all(result.num_cached_tokens >= FIRST for result in results.values())
-    assert engine.scheduler.counters.num_draft_tokens > 0 or row["method"] == "ngram" or row["batch"] > 1
+    # N-grams may find nothing, a crowd may pay for no guess, and in rows of one token there is no room for any.
+    is_sure_to_guess = row["method"] != "ngram" and row["batch"] == 1 and row["chunks"] != (1,)
+    assert engine.scheduler.counters.num_draft_tokens > 0 or not is_sure_to_guess
     assert engine.scheduler.counters.num_refused_checkpoints == engine.scheduler.counters.num_damaged_resumes == 0
 
 
