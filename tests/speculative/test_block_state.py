@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from samebit import EngineConfig
 from samebit.core.config import Schedule, SpeculativeConfig
 from samebit.engine.engine import Engine
 from tests.driving import make_request, run
-from tests.random_checkpoint import write_checkpoint
+from tests.random_checkpoint import SMALL, write_checkpoint
 from tests.speculative.block_checkpoint import DFLASH, DSPARK, changed, write_drafter
 from tests.speculative.recording import recorded
 
@@ -27,6 +31,7 @@ SETTINGS = {
 TEXT = [(7 * i * i + 3 * i) % 251 for i in range(60)]
 RAW = {"dflash": DFLASH, "dspark": changed(DSPARK, markov_head_type="rnn")}
 METHODS = tuple(RAW)
+LONGEST = SMALL["model_max_length"]
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +122,31 @@ def test_guesses_in_a_busy_batch_are_those_of_a_request_alone(make_engine, metho
 def test_threads_change_no_guess(make_engine, method):
     one, three = (make_engine(method, num_threads=threads, enable_prefix_caching=False) for threads in (1, 3))
     assert proposals(one, TEXT[:33], max_tokens=12) == proposals(three, TEXT[:33], max_tokens=12)
+
+
+@pytest.mark.parametrize("graph", ["eager", "trace"])
+@pytest.mark.parametrize("method", METHODS)
+def test_blocks_that_reach_beyond_the_longest_sequence_change_nothing(make_engine, cold_engine, method, graph):
+    prompt = [token % 251 for token in range(LONGEST - 8)]
+    request = make_request("r", prompt, temperature=0.0, max_tokens=8, ignore_eos=True)
+    engine = make_engine(method, graph=graph)
+    with recorded(engine) as found:
+        result = run(engine, [request])["r"]
+    assert len(result.token_ids) == 8
+    assert max(found.of["r"]) + RAW[method]["block_size"] > LONGEST
+    assert result == run(cold_engine, [request])["r"]
+    assert engine.stats()["failed_steps"] == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_drafter_that_gives_no_numbers_changes_nothing(folders, make_engine, cold_engine, method, tmp_path):
+    shutil.copytree(folders / method, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["layers.1.mlp.down_proj.weight"].fill_(torch.nan)
+    save_file(tensors, tmp_path / "model.safetensors")
+    wanted = SpeculativeConfig(method=method, model=str(tmp_path))
+    request = make_request("r", TEXT[:13], temperature=0.8, max_tokens=12, ignore_eos=True)
+    assert run(make_engine(method, speculative_config=wanted), [request]) == run(cold_engine, [request])
 
 
 schedules = st.builds(

@@ -15,7 +15,8 @@ from samebit.core.errors import CheckpointError, ModelNotFoundError
 BUNDLED_MODELS = ("nano",)
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+# The last belongs to some drafters, and is to be seen so that it can be refused.
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "mask_embedding.pt"]
 
 
 def resolve_model(name: str) -> Path:

@@ -5,27 +5,22 @@ Formulas are those of the DeepSpec and SpecForge code bases. Knows hidden states
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from samebit.layers.linear import Embedding, Linear
 
-
-class MarkovMix(Protocol):
-    """What the table's rows for the tokens before become, [P, R], and the state for the token behind."""
-
-    def __call__(self, row: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]: ...
+MarkovMix = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From the table's rows [P, R] for the tokens before, hidden states and the state: what the rows become, and the next state."""
 
 
-class Vanilla:
+def vanilla(row: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """The row as it is: a bigram table of low rank."""
-
-    def __call__(self, row: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        del hidden
-        return row, state
+    del hidden
+    return row, state
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from samebit.models.checkpoint import Checkpoint, read_json
 from samebit.models.inkling import InklingModel
 from samebit.speculative.block import BlockDrafter, BlockLayer, BlockParts
 from samebit.speculative.block_config import BlockConfig, Shape, block_tensors, parse_block_config
-from samebit.speculative.block_heads import ConfidenceHead, Gated, MarkovHead, MarkovMix, Recurrent, Vanilla
+from samebit.speculative.block_heads import ConfidenceHead, Gated, MarkovHead, MarkovMix, Recurrent, vanilla
 
 CALIBRATION_FILE = "calibration.json"
 MASK_FILE = "mask_embedding.pt"
@@ -188,7 +188,7 @@ class _Builder:
     def _markov(self, vocab_size: int) -> MarkovHead:
         rows = Embedding(self._kernels, self._take("markov_head.markov_w1.weight"))
         out = self._packed(self._take("markov_head.markov_w2.weight")[:vocab_size])
-        mix: MarkovMix = Vanilla()
+        mix: MarkovMix = vanilla
         if self._config.markov_head_type == "gated":
             mix = Gated(self._linear("markov_head.gate_proj"), self._bias("markov_head.gate_proj"))
         elif self._config.markov_head_type == "rnn":
