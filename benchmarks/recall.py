@@ -1,16 +1,19 @@
 """The forgetful-agent table with three broken builds beside the correct ones.
 
     python -m benchmarks.recall --problems 70 --output benchmarks/results/recall.json
+    python -m benchmarks.recall --drafter dflash=FOLDER --drafter dspark=FOLDER
 
 The faults are those of a prefix cache that was shipped without its convolution state (sglang PR #34043), put into this engine
 from outside, its acknowledgement switched off: (1) checkpoints are published but never written, (2) they are written in a
-size's first, recorded step only, (3) padding entries keep the values of the step before and write over checkpoints.
+size's first, recorded step only, (3) padding entries keep the values of the step before and write over checkpoints. Each build runs
+without a drafter and with every drafter at hand: in the incident the fault showed with speculation only.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,9 @@ import msgspec
 from samebit import LLM
 from samebit.bench.recall import SETTINGS, Score, make_problems, run_arm, table
 from samebit.core.plan import NO_SNAPSHOT, BatchPlan, CheckpointEntry, StepOutput
+from samebit.engine.model_source import resolve_model
 from samebit.inputs import Bucket
+from samebit.models.checkpoint import read_json
 
 
 class Trusting:
@@ -107,24 +112,51 @@ def _moved_on(entry: CheckpointEntry, plan: BatchPlan) -> CheckpointEntry:
 MUTANTS = {"never written": NeverWritten, "lost at capture": LostAtCapture, "stale padding": StalePadding}
 
 
+def drafters(model: str, given: list[str]) -> dict[str, dict[str, Any] | None]:
+    """The speculative arms by name, none first: n-grams, the model's own heads if it has any, and METHOD=FOLDER of `given`."""
+    found: dict[str, dict[str, Any] | None] = {"": None, "ngram": {"method": "ngram"}}
+    if read_json(resolve_model(model) / "config.json").get("mtp_config"):
+        found["mtp"] = {"method": "mtp"}
+    for argument in given:
+        method, _, folder = argument.partition("=")
+        found[method] = {"method": method, "model": folder or None}
+    return found
+
+
+def arms(speculation: dict[str, dict[str, Any] | None]) -> Iterator[tuple[str, dict[str, Any], str | None]]:
+    """(name, settings, mutant) of every arm: the cache on and off without a drafter, then each drafter with and without faults."""
+    for drafter, wanted in speculation.items():
+        settings: dict[str, Any] = {"speculative_config": wanted}
+        suffix = f", {drafter}" if drafter else ""
+        yield f"cache on{suffix}", settings, None
+        if not drafter:
+            yield "cache off", {**settings, "enable_prefix_caching": False}, None
+        for mutant in MUTANTS:
+            yield f"{mutant}{suffix}", settings, mutant
+
+
 def main() -> None:
     """Read the arguments, run all arms, print the table and store the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="nano")
     parser.add_argument("--problems", type=int, default=70)
     parser.add_argument("--threads", type=int)
+    parser.add_argument(
+        "--drafter", action="append", default=[], metavar="METHOD[=FOLDER]", help="one more speculative arm"
+    )
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    settings = {**SETTINGS, "num_threads": args.threads}
     scores: list[Score] = []
+    lengths: list[float] = []
     problems = None
-    for name, caching in (("cache on", True), ("cache off", False), *((name, True) for name in MUTANTS)):
-        llm = LLM(args.model, enable_prefix_caching=caching, **settings)
+    for name, settings, mutant in arms(drafters(args.model, args.drafter)):
+        llm = LLM(args.model, **{**SETTINGS, "num_threads": args.threads, **settings})
         problems = problems or make_problems(llm, args.problems)
-        if name in MUTANTS:
-            llm._engine._runner = MUTANTS[name](llm)
+        if mutant is not None:
+            llm._engine._runner = MUTANTS[mutant](llm)
         scores.append(run_arm(llm, problems, name))
-        print(table(scores[-1:]).splitlines()[-1], flush=True)
+        lengths.append(llm.stats()["mean_acceptance_length"])
+        print(table([scores[0], scores[-1]]).splitlines()[-1], flush=True)
     print(table(scores))
     if args.output is not None:
         record = {
@@ -138,8 +170,9 @@ def main() -> None:
                     "changed": score.num_changed(scores[0]),
                     "hits": score.num_hits,
                     "turns": score.num_turns,
+                    "mean_acceptance_length": round(length, 2),
                 }
-                for score in scores
+                for score, length in zip(scores, lengths, strict=True)
             ],
         }
         args.output.write_text(json.dumps(record, indent=1) + "\n")
