@@ -46,12 +46,13 @@ HEADS: dict[str, Any] = {
     "enable_confidence_head": True,
     "confidence_head_with_markov": True,
 }
-# SpecForge nests what DeepSpec writes flat.
+# SpecForge nests what DeepSpec writes flat; this is how its configuration for Inkling does.
 DSPARK: dict[str, Any] = {
     **BACKBONE,
     "architectures": ["DSparkDraftModel"],
     "block_size": 4,
-    "dflash_config": {**SHARED, **HEADS, "projector_type": "dspark", "attention_mode": "gqa"},
+    "dflash_config": {**SHARED, "projector_type": "dspark", "attention_mode": "gqa"},
+    "dspark_config": HEADS,
 }
 DEEPSPEC: dict[str, Any] = {
     **{key: value for key, value in BACKBONE.items() if key != "num_hidden_layers"},
@@ -71,15 +72,18 @@ METHODS = {"dflash": DFLASH, "dspark": DSPARK}
 
 
 def changed(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """`config` with other values; what is not at the top is under `dflash_config`."""
-    nested = dict(config.get("dflash_config", {}))
-    found = dict(config)
+    """`config` with other values, each where it stands or would stand."""
+    found = {key: dict(value) if isinstance(value, dict) else value for key, value in config.items()}
     for key, value in changes.items():
-        (found if key in config or key not in {*nested, *_NESTED} else nested)[key] = value
-    return found | ({"dflash_config": nested} if nested else {})
+        places = [found.get("dspark_config"), found.get("dflash_config"), found]
+        holders = [place for place in places if place is not None and key in place]
+        if not holders:
+            holders = [place for place in places[1:2] if place is not None and key in _NESTED]
+        (holders or [found])[0][key] = value
+    return found
 
 
-_NESTED = ("is_causal", "sample_from_anchor", "input_embedding_scale", *HEADS)
+_NESTED = ("is_causal", "sample_from_anchor", "input_embedding_scale")
 
 
 def random_tensors(config: BlockConfig, seed: int = 0) -> dict[str, Tensor]:

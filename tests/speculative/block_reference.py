@@ -22,7 +22,7 @@ class Reference:
     """`raw` is a whole config.json, nested or flat; `tensors` have the published names."""
 
     def __init__(self, raw: dict[str, Any], tensors: dict[str, Tensor], target: Target) -> None:
-        self.c = {**raw, **raw.get("dflash_config", {})}
+        self.c = {**raw, **raw.get("dflash_config", {}), **raw.get("dspark_config", {})}
         self.t = {name: tensor.double() for name, tensor in tensors.items()}
         self.target = target
         self.layers = self.c.get("num_hidden_layers") or self.c["num_draft_layers"]

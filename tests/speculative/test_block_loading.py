@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from samebit.models.hash import HashConfig, save_hash
 from samebit.speculative.block_config import TAP_LOCATION, block_tensors, parse_block_config
 from tests.driving import make_request, run
 from tests.random_checkpoint import SMALL, VOCAB, write_checkpoint
-from tests.speculative.block_checkpoint import DEEPSPEC, DFLASH, DSPARK, changed, write_drafter
+from tests.speculative.block_checkpoint import DEEPSPEC, DFLASH, DSPARK, HEADS, changed, write_drafter
 from tests.speculative.recording import recorded
 
 POOLS = {"num_threads": 1, "num_pages": 60, "num_window_pages": 60, "num_checkpoints": 4, "max_num_seqs": 2}
@@ -86,6 +87,46 @@ def test_heads_of_older_files_have_another_name(target, tmp_path):
     assert guesses(target, other, "dspark") == guesses(target, plain, "dspark")
 
 
+def test_the_published_configuration_for_inkling_is_understood():
+    """SpecForge's configs/inkling-dspark.json, less its keys for training and text."""
+    raw = {
+        "architectures": ["DSparkDraftModel"],
+        "attention_bias": False,
+        "auto_map": {"AutoModel": "dspark.DSparkDraftModel"},
+        "block_size": 7,
+        "dflash_config": {
+            "attention_mode": "gqa",
+            "mask_token_id": 200064,
+            "projector_type": "dspark",
+            "target_layer_ids": [5, 17, 35, 47, 59],
+        },
+        "dspark_config": HEADS | {"markov_rank": 256},
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "hidden_size": 6144,
+        "intermediate_size": 12288,
+        "layer_types": ["full_attention"] * 5,
+        "max_window_layers": 5,
+        "model_type": "qwen3",
+        "num_attention_heads": 64,
+        "num_hidden_layers": 5,
+        "num_key_value_heads": 16,
+        "num_target_layers": 66,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "rope_theta": 8000000,
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "vocab_size": 201024,
+    }
+    config = parse_block_config(raw)
+    assert (config.method, config.num_drafts, config.num_rows) == ("dspark", 7, 7)
+    # Five layers, the projection of the target's streams, and two tables of rank 256.
+    layer = 6144 * 64 * (2 * 64 + 2 * 16) + 3 * 6144 * 12288 + 2 * 6144 + 2 * 64
+    others = 5 * 6144**2 + 2 * 6144 + 2 * 201024 * 256 + 6144 + 256 + 1
+    assert sum(math.prod(shape) for shape in block_tensors(config).values()) == 5 * layer + others
+
+
 @pytest.mark.parametrize(
     ("num_target", "num_layers", "wanted"), [(36, 5, (1, 9, 17, 25, 33)), (7, 3, (1, 2, 4)), (9, 1, (4,))]
 )
@@ -103,6 +144,10 @@ def test_spellings_of_one_configuration_agree():
     assert parse_block_config(without(DSPARK, "rope_theta") | rope) == wanted
     nested = {**DSPARK["dflash_config"], "block_size": DSPARK["block_size"], "tap_location": TAP_LOCATION}
     assert parse_block_config(without(DSPARK, "block_size") | {"dflash_config": nested}) == wanted
+    nested = DSPARK["dflash_config"] | DSPARK["dspark_config"]
+    assert parse_block_config(without(DSPARK, "dspark_config") | {"dflash_config": nested}) == wanted
+    repeated = {"target_hidden_size": DSPARK["hidden_size"], "draft_vocab_size": DSPARK["vocab_size"], "num_loops": 1}
+    assert parse_block_config(DSPARK | repeated) == wanted
     assert min(block_tensors(wanted)) == "confidence_head.proj.bias"
 
 
@@ -124,6 +169,9 @@ def test_layers_slide_by_the_rule_where_no_kinds_are_listed():
         ({"selector_rank": 64}, "selector_rank=64: only None"),
         ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping=30\.0"),
         ({"tap_location": "after_mlp_conv"}, "tap_location='after_mlp_conv': only 'before_mlp_conv'"),
+        ({"target_hidden_size": 64}, "target_hidden_size=64: only that of hidden_size=32"),
+        ({"draft_vocab_size": 100}, "draft_vocab_size=100: only that of vocab_size=288"),
+        ({"num_loops": 2}, "num_loops=2: only 1"),
         ({"fc_layernorm": True}, "fc_layernorm=True: unknown key"),
         ({"layer_types": ["full_attention"]}, "layer_types=.*must list 3 times"),
         ({"use_sliding_window": False}, "use_sliding_window=False: contradicts layer_types"),

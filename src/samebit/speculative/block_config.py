@@ -1,8 +1,8 @@
 """The configuration of a block drafter (DFlash, DSpark) and the names and shapes of its tensors.
 
 Both fill a block of mask tokens in one pass, over keys made of the target's residual streams; DSpark adds a head that goes from
-token to token, and one that tells how sure it is. Files nest most keys under `dflash_config`, as DFlash (arXiv 2602.06036) and
-SpecForge write them, or are flat, as DeepSpec writes them. Every key is used, checked to have the one supported value, or known
+token to token, and one that tells how sure it is. Files nest keys under `dflash_config` and `dspark_config`, as DFlash (arXiv
+2602.06036) and SpecForge write them, or are flat, as DeepSpec writes them. Every key is used, checked to have the one supported value, or known
 to be harmless; anything else is a CheckpointError. Knows no tensors and no target.
 """
 
@@ -93,15 +93,20 @@ _ONLY_SUPPORTED: Mapping[str, object] = {
     "final_logit_softcapping": None,
     "quantization_config": None,
     "tap_location": TAP_LOCATION,
+    "num_loops": 1,
+    "loop_boundary_norm": False,
 }
 
 # They concern training, text processing or the file itself; no logit depends on them. Embedding and head are the target's.
 _HARMLESS = {
     "_name_or_path", "_attn_implementation", "attention_dropout", "auto_map", "bos_token_id", "ce_loss_alpha",
-    "confidence_head_alpha", "dtype", "eos_token_id", "initializer_range", "l1_loss_alpha", "loss_decay_gamma",
+    "confidence_head_alpha", "dtype", "eos_token_id", "initializer_range", "l1_loss_alpha", "loop_loss_weights", "loss_decay_gamma",
     "max_position_embeddings", "model_type", "num_anchors", "pad_token_id", "pretraining_tp", "tie_word_embeddings",
     "torch_dtype", "transformers_version", "use_cache",
 }  # fmt: skip
+# They may only repeat what others say: the drafter works in the target's width, over its vocabulary.
+_REPEATED = {"target_hidden_size": "hidden_size", "draft_vocab_size": "vocab_size"}
+_NESTED = ("dflash_config", "dspark_config")
 _HEAD_KEYS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 
 
@@ -116,6 +121,10 @@ def parse_block_config(raw: Mapping[str, Any]) -> BlockConfig:  # Any: JSON
         value = keys.pop(key, None)
         if value is not None and (value != supported or isinstance(value, bool) != isinstance(supported, bool)):
             raise CheckpointError(f"{key}={value!r}: only {supported!r} is supported")
+    for key, other in _REPEATED.items():
+        value = keys.pop(key, None)
+        if value not in (None, keys.get(other)):
+            raise CheckpointError(f"{key}={value!r}: only that of {other}={keys.get(other)!r} is supported")
     for key in _HARMLESS:
         keys.pop(key, None)
     num_layers = _positive(keys, "num_hidden_layers")
@@ -186,17 +195,18 @@ def _head_tensors(config: BlockConfig) -> dict[str, Shape]:
 
 
 def _flattened(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of `dflash_config` beside those around it, which must not contradict them."""
-    nested = raw.get("dflash_config") or {}
-    if not isinstance(nested, dict):
-        raise CheckpointError(f"dflash_config={nested!r}: must be an object")
-    keys = {key: value for key, value in raw.items() if key != "dflash_config"}
+    """The nested keys beside those around them, which must not contradict them."""
+    keys = {key: value for key, value in raw.items() if key not in _NESTED}
     if "num_draft_layers" in keys:
-        nested = nested | {"num_hidden_layers": keys.pop("num_draft_layers")}
-    for key, value in nested.items():
-        if keys.get(key, value) != value and keys[key] is not None:
-            raise CheckpointError(f"dflash_config.{key}={value!r}: contradicts {key}={keys[key]!r} outside")
-        keys[key] = value
+        keys["num_hidden_layers"] = keys.pop("num_draft_layers")
+    for name in _NESTED:
+        nested = raw.get(name) or {}
+        if not isinstance(nested, dict):
+            raise CheckpointError(f"{name}={nested!r}: must be an object")
+        for key, value in nested.items():
+            if keys.get(key, value) != value and keys[key] is not None:
+                raise CheckpointError(f"{name}.{key}={value!r}: contradicts {key}={keys[key]!r} outside")
+            keys[key] = value
     return keys
 
 
