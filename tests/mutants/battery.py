@@ -24,7 +24,17 @@ from tests.hash.cold import greedy
 from tests.hash.fuzzer import SHARED, VOCAB, World
 from tests.hash.oracle import cold_model
 from tests.mutants.losses import check_losses
-from tests.mutants.worlds import MIXED, ROOMY, SMALL, TWO_WINDOWS, expect, finish, make_guessing_world, make_world
+from tests.mutants.worlds import (
+    MIXED,
+    ROOMY,
+    SMALL,
+    TWO_WINDOWS,
+    expect,
+    finish,
+    make_drafting_world,
+    make_guessing_world,
+    make_world,
+)
 from tests.random_checkpoint import write_checkpoint
 from tests.scheduler.world import World as IntegerWorld
 
@@ -262,6 +272,27 @@ def check_guesses() -> None:
     assert counters.num_accepted_tokens == counters.num_draft_tokens, "right guesses were rejected"
 
 
+def check_drafter() -> None:
+    """A drafter's guesses, alone and in a crowd, cold and from the cache, with and without pages behind a sequence."""
+    schedule = {"seed": 3, "chunk_sizes": (16, 3, 7), "pad_rows": 1, "pad_tokens": 2, "preempt_percent": 5}
+    for layout in (MIXED, TWO_WINDOWS):
+        for sizes in (ROOMY, SMALL):
+            world = make_drafting_world(layout, schedule=schedule, max_num_batched_tokens=24, **sizes)
+            rng = random.Random(4)
+            for number in range(16):
+                asked = any_request(rng, number)
+                asked["params"] |= {"max_tokens": 3 + number % 9, "speculation": number % 4 != 2}
+                world.add(SHARED[: 3 + number % 11] + SHARED[number : number + 5], **asked)
+                world.do(Step(2))
+            finish(world)
+            world.check_cache()
+            world.check_hits()
+            world.check_empty()
+            assert world.num_drafts_checked > 50, "few guesses were looked at"
+            counters = world.engine.scheduler.counters
+            assert 3 * counters.num_accepted_tokens > counters.num_draft_tokens, "few guesses are accepted"
+
+
 # Graphs
 
 
@@ -320,6 +351,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "flight": check_flight,
     "losses": check_losses,
     "guesses": check_guesses,
+    "drafter": check_drafter,
     "graphs": check_graphs,
     "weights": check_weights,
     "text": check_text,

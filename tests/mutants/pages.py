@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.mutants.cache_faults import CACHE_MUTANTS
+from tests.mutants.drafter_faults import DRAFTER_MUTANTS
 from tests.mutants.edits import Mutant
 from tests.mutants.id_faults import ID_MUTANTS
 from tests.mutants.schedule_faults import SCHEDULE_MUTANTS, TEXT_MUTANTS
@@ -21,6 +22,7 @@ GROUPS = {
     "Ids, references and eviction": ID_MUTANTS,
     "Planning, committing and preemption": SCHEDULE_MUTANTS,
     "Guesses": SPECULATION_MUTANTS,
+    "Drafters on the device": DRAFTER_MUTANTS,
     "Text": TEXT_MUTANTS,
 }
 REPOSITORIES = {

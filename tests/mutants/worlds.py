@@ -22,6 +22,12 @@ def make_guessing_world(layout: tuple, accepts: tuple[int, ...], **settings) -> 
     return make_world(layout, accepts=accepts, speculative_config=speculation, **settings)
 
 
+def make_drafting_world(layout: tuple, **settings) -> World:
+    """A watched engine with a drafter on the device, all of whose guesses are verified."""
+    speculation = {"method": "mtp", "num_speculative_tokens": 4, "token_cost": 0.0}
+    return make_world(layout, speculative_config=speculation, **settings)
+
+
 def finish(world: World, max_steps: int = 150) -> None:
     """Run until idle; nothing that the battery asks for needs as many steps."""
     end = world.player.num_steps + max_steps
