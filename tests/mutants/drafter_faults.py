@@ -34,7 +34,7 @@ DRAFTER_MUTANTS = [
     Mutant(
         "a drafter learns only of those who speculate",
         "Steps in which nobody is to be guessed for pass the drafter by.",
-        ("sglang PR #34043", "sglang #37065"),
+        ("sglang PR #34043",),
         (edit(SPECULATE, "if speculation is not None:", "if speculation is not None and steps.num_rows:"),),
         "drafter",
         "loses state",
@@ -42,7 +42,7 @@ DRAFTER_MUTANTS = [
     Mutant(
         "the drafter's part is missing from checkpoints",
         "What the target writes of a checkpoint is complete, what its drafter writes is not.",
-        ("sglang PR #34043", "vLLM PR #50457"),
+        ("sglang PR #34043",),
         (wrap(ADVANCE, keep_no_checkpoint),),
         "drafter",
         "refused",
@@ -50,7 +50,7 @@ DRAFTER_MUTANTS = [
     Mutant(
         "a drafter's history is cut at a hit",
         "Behind a prefix from the cache the drafter begins with nothing before it.",
-        ("omlx #2438", "vLLM PR #47930"),
+        ("omlx #2438",),
         (wrap(ADVANCE, cut_history),),
         "drafter",
         "drafts",
@@ -82,7 +82,7 @@ DRAFTER_MUTANTS = [
     Mutant(
         "a guess has the noise of the place before",
         "The drafter samples with the noise of the token before the one that it guesses.",
-        ("vLLM #47386",),
+        (),
         (edit(PROPOSE, "steps.columns(ahead + 1)", "steps.columns(ahead)"),),
         "drafter",
         "drafts",
