@@ -115,7 +115,7 @@ class StateManager:
 
         With `whole`, pages of the full-attention group must reach that length too, or nothing is given (0).
         """
-        if whole and (full := self._full_group()) is not None and not self._extend(state, full, whole):
+        if whole and (full := self._full_group()) is not None and not self._extend(state, full, whole, partly=False):
             return 0
         for g in range(len(state.groups)):
             self._extend(state, g, state.length + wanted)
@@ -330,13 +330,18 @@ class StateManager:
         assert held.first <= first, "a window page was let go before its boundary was published"
         return [HeldPage(i, held.pages[i], held.stamps[i]) for i in range(first, boundary // size)]
 
-    def _extend(self, state: SequenceState, group: int, length: int) -> bool:
-        """Pages of one group up to `length` tokens, or as many as there are; whether all were found."""
+    def _extend(self, state: SequenceState, group: int, length: int, *, partly: bool = True) -> bool:
+        """Pages of one group up to `length` tokens, evicting for as many as can be had; whether all were found.
+
+        Unless `partly`, nothing is evicted where all cannot be had.
+        """
         held, pool = state.groups[group], self.pages[group]
         want = -(-length // self.geometry.page_size)
         missing = want - len(held.pages)
-        if missing > pool.num_free and missing <= pool.num_free + self._num_evictable(group):
-            while pool.num_free < missing and not pool.num_quarantined and self._evict_one():
+        if missing > pool.num_free:
+            available = pool.num_free + self._num_evictable(group)
+            aim = min(missing, available) if partly or missing <= available else 0
+            while pool.num_free < aim and not pool.num_quarantined and self._evict_one():
                 pass
         while len(held.pages) < want:
             page = pool.take()
