@@ -138,6 +138,34 @@ def test_no_token_is_guessed_that_a_request_may_not_have(max_tokens):
     assert len(watched.token_ids) == max_tokens
 
 
+@pytest.mark.parametrize("num_prompt", range(1, 28))
+def test_no_guess_is_written_behind_the_last_position(num_prompt):
+    # The last page of a sequence ends two positions behind it.
+    world = speculating((9,), max_drafts=4, max_length=30, on_device=True)
+    world.add(SHARED[:1] * num_prompt, max_tokens=None)
+    while world.scheduler.has_work:
+        world.step()
+        assert all(draft.limit <= 30 for draft in world.plan.drafts)
+
+
+@pytest.mark.parametrize("max_drafts", [0, 4])
+def test_the_smallest_pools_starve_nobody(max_drafts):
+    # The cache comes to hold all pages but a request's own, fewer than a chunk or a row of guesses would fill.
+    sizes = {
+        "windows": (9,),
+        "page_size": 1,
+        "num_slots": 1,
+        "num_pages": (10,),
+        "max_length": 32,
+        "max_drafts": max_drafts,
+    }
+    for seed in range(10):
+        world = World(make_geometry(**sizes), interval=2, budget=8, accepts=(0, 3, 9) if max_drafts else ())
+        for length in random.Random(seed).choices(range(1, 16), k=5):
+            world.add([*SHARED[:length], seed], max_tokens=14)
+        world.run()
+
+
 @pytest.mark.parametrize("place", range(1, 9))
 def test_a_stop_inside_accepted_guesses_ends_there_and_is_published_up_to_there(place):
     prompt = SHARED[:6]

@@ -112,7 +112,7 @@ class PlanSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PlanDraft(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens behind what batch row `row` draws are to be guessed; its positions below `limit` have pages."""
+    """The tokens behind what batch row `row` draws are to be guessed; its positions below `limit` exist and have pages."""
 
     row: int
     limit: int

@@ -72,7 +72,8 @@ def write_plan(
         row.targets = [sample.target for sample in samples[row.first_sample :]]
         if wants_drafts:
             row.draft_index = len(drafts)
-            drafts.append(PlanDraft(number, manager.reach(row.state)))
+            # The last page may end behind the last position that there is.
+            drafts.append(PlanDraft(number, min(manager.reach(row.state), row.sequence.max_length)))
     retired = manager.take_newly_free()
     return BatchPlan(
         step=step,
