@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from samebit.core.config import Schedule
+from samebit.core.config import Schedule, SpeculativeConfig
 from samebit.core.request import SpeculationCounts
 from tests.fakes import VOCAB, make_geometry
 from tests.forced_drafts import ForcedDrafts
@@ -164,6 +164,23 @@ def test_the_smallest_pools_starve_nobody(max_drafts):
         for length in random.Random(seed).choices(range(1, 16), k=5):
             world.add([*SHARED[:length], seed], max_tokens=14)
         world.run()
+
+
+def test_who_waits_for_a_slot_makes_no_guess_worth_more():
+    counts = []
+    for num_waiting in (0, 3):
+        world = World(make_geometry(max_drafts=8, num_pages=(200, 200)), budget=64, accepts=(0,))
+        costly = SpeculativeConfig(method="ngram", token_cost=0.15)
+        world.scheduler._config = msgspec.structs.replace(world.scheduler._config, speculative_config=costly)
+        for seed in range(world.geometry.num_slots):
+            world.add(SHARED[seed : seed + 4], max_tokens=40)
+        for seed in range(num_waiting):
+            world.add([seed] * 60, max_tokens=1)
+        for _ in range(30):
+            world.step()
+        assert world.scheduler.num_waiting == num_waiting
+        counts.append(world.counters.num_draft_tokens)
+    assert 0 < counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("place", range(1, 9))

@@ -142,7 +142,8 @@ def worthy_guesses(
             offers[sequence.request.request_id] = spoiled(config.schedule, step, state.owner, offer), survivals
     if not offers:
         return {}
-    num_left += sum(len(sequence.token_ids) for sequence in waiting)
+    if num_running < config.max_num_seqs:
+        num_left += sum(len(sequence.token_ids) for sequence in waiting)
     num_tokens = min(num_left, config.max_num_batched_tokens)
     token_cost = config.speculative_config.token_cost if config.speculative_config else 0.0
     least = least_survival((survivals for _, survivals in offers.values()), num_tokens, num_running, token_cost)
