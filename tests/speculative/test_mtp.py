@@ -137,6 +137,27 @@ def test_heads_that_do_not_exist_are_refused(folder, tmp_path):
         LLM(str(plain), speculative_config={"method": "mtp"})
 
 
+@pytest.mark.parametrize(
+    ("heads", "text"),
+    [
+        ([], None),
+        ([3], "mtp_config: Expected `object`"),
+        ({"num_nextn_predict_layers": -1}, "num_nextn_predict_layers"),
+        ({"num_nextn_predict_layers": 3, "local_layer_ids": None}, "local_layer_ids"),
+        ({"num_nextn_predict_layers": 3, "local_layer_ids": [0, 7]}, r"local_layer_ids=\[0, 7\]: there are 3 heads"),
+        ({"num_nextn_predict_layers": 3, "local_extent": 0}, "local_extent"),
+        ({"num_nextn_predict_layers": 3, "heads_first": True}, "heads_first"),
+    ],
+)
+def test_heads_that_are_described_wrongly_are_named(folder, tmp_path, heads, text):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text()) | {"mtp_config": heads}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError if text is None else CheckpointError, match=text or "has no draft heads"):
+        LLM(str(tmp_path), speculative_config={"method": "mtp"})
+
+
 def test_chained_norms_change_the_guesses_and_no_token(folder, tmp_path):
     from safetensors.torch import load_file, save_file
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -120,21 +120,31 @@ def parse_config(raw: Mapping[str, Any]) -> InklingConfig:  # Any: JSON
     return config
 
 
+class _DraftHeads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`mtp_config` of the published spelling. `local_extent` None: the trunk's window."""
+
+    num_nextn_predict_layers: Annotated[int, msgspec.Meta(ge=0)] = 0
+    chain_hidden_post_norm: bool = False
+    local_layer_ids: list[Annotated[int, msgspec.Meta(ge=0)]] = []
+    local_extent: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
 def parse_depths(raw: Mapping[str, Any]) -> InklingConfig | None:  # Any: JSON
     """The draft heads of a config.json object as a model of dense layers, one for each depth; None without any.
 
     Raises CheckpointError where `mtp_config` says what is not supported.
     """
-    wanted = raw.get("mtp_config") or {}
-    count, local = wanted.get("num_nextn_predict_layers", 0), wanted.get("local_layer_ids", [])
-    if not isinstance(count, int) or count < 0:
-        raise CheckpointError(f"num_nextn_predict_layers={count!r}: must be a whole number, at least 0")
+    try:
+        wanted = msgspec.convert(raw.get("mtp_config") or {}, _DraftHeads)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"mtp_config: {error}") from error
+    count, local = wanted.num_nextn_predict_layers, wanted.local_layer_ids
     if not count:
         return None
+    if any(i >= count for i in local):
+        raise CheckpointError(f"mtp_config: local_layer_ids={local}: there are {count} heads, 0 .. {count - 1}")
     trunk = parse_config(raw)
-    window = wanted.get("local_extent") or trunk.sliding_window_size
-    if not isinstance(window, int) or window < 1:
-        raise CheckpointError(f"local_extent={window!r}: must be a whole number, at least 1")
+    window = wanted.local_extent or trunk.sliding_window_size
     return msgspec.structs.replace(
         trunk,
         num_hidden_layers=count,

@@ -130,12 +130,12 @@ def worthy_guesses(
 ) -> dict[str, list[int]]:
     """For each request of which only the last token is left to compute, the guesses that are worth verifying."""
     offers: dict[str, tuple[list[int], list[float]]] = {}
-    num_left = num_running = 0
+    num_left = num_running = num_draws = 0
     for sequence in running if max_drafts else ():
         state = sequence.state
         assert state is not None, "a running sequence has state"
         left = len(sequence.token_ids) - state.length
-        num_left, num_running = num_left + left, num_running + 1
+        num_left, num_running, num_draws = num_left + left, num_running + 1, num_draws + (left == 1)
         offer = _offer(sequence, max_drafts) if left == 1 else []
         if offer:
             survivals = sequence.estimate.survivals(sequence.confidence[: len(offer)] or [1.0] * len(offer))
@@ -146,7 +146,7 @@ def worthy_guesses(
         num_left += sum(len(sequence.token_ids) for sequence in waiting)
     num_tokens = min(num_left, config.max_num_batched_tokens)
     token_cost = config.speculative_config.token_cost if config.speculative_config else 0.0
-    least = least_survival((survivals for _, survivals in offers.values()), num_tokens, num_running, token_cost)
+    least = least_survival((survivals for _, survivals in offers.values()), num_tokens, num_draws, token_cost)
     return {request_id: worth(offer, survivals, least) for request_id, (offer, survivals) in offers.items()}
 
 

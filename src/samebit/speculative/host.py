@@ -12,7 +12,7 @@ class Proposer(Protocol):
     """Guesses for one sequence. May keep what it has learnt of it between calls; a preemption loses nothing."""
 
     def propose(self, token_ids: list[int], limit: int) -> list[int]:
-        """At most `limit` tokens that may follow `token_ids`, which begin with those of the call before."""
+        """At most `limit` token ids of the vocabulary that may follow `token_ids`, which begin with those of the call before."""
         ...
 
 
