@@ -11,18 +11,19 @@ from tests.random_checkpoint import write_checkpoint
 
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory):
-    return str(write_checkpoint(tmp_path_factory.mktemp("audited")))
+    return str(write_checkpoint(tmp_path_factory.mktemp("audited"), depths=2))
 
 
 @pytest.fixture(scope="session")
 def audit_small(small_model):
     """Audit the small model with an engine of the caller's making, in the scenarios that are named."""
 
-    def run(*names, page_size=4, **fields):
+    def run(*names, page_size=4, speculative_config=None, **fields):
         config = EngineConfig(
             model=small_model,
             num_threads=1,
             page_size=page_size,
+            speculative_config=speculative_config,
             max_num_seqs=8,
             num_pages=200,
             num_window_pages=200,

@@ -8,7 +8,7 @@ import torch
 
 from samebit.audit.drafts import DEFAULT
 from samebit.audit.scenarios import CACHES, CHUNKS, COMPANIES, DRAFTS, EXECUTIONS, all_scenarios
-from samebit.core.config import EngineConfig, Schedule
+from samebit.core.config import EngineConfig, Schedule, SpeculativeConfig
 from samebit.engine.engine import Engine
 
 COLD = "cold/solo/whole/eager"
@@ -185,6 +185,31 @@ def test_a_rejected_guess_that_is_believed_is_found(audit_small):
     report = audit_small(TOLD, make_engine=BelievesGuesses)
     assert report.status == 1
     assert report.mismatches > 0
+
+
+HEADS = SpeculativeConfig(method="mtp", token_cost=0.0)
+
+
+class LosesDraftRows(Sabotaged):
+    """Checkpoints keep their tags, but the rows of one stream of the drafter are zeros."""
+
+    def spoil(self, outputs):
+        for checkpoint in self.new_checkpoints():
+            base = self.manager.geometry.snapshot_base(checkpoint.snapshot)
+            stream = [stream.name for stream in self.manager.geometry.layout.streams].index("mtp.1.before")
+            self.pools.conv[stream].rows[base : base + self.manager.geometry.layout.history] = 0
+        return outputs
+
+
+def test_a_drafters_state_is_compared_with_the_models(audit_small):
+    hit = GUESSED.replace("cold", "hit")
+    report = audit_small(GUESSED, hit, speculative_config=HEADS)
+    assert (report.status, report.mismatches) == (0, 0)
+    plain = audit_small(GUESSED, hit, speculative_config=SpeculativeConfig(method="ngram"))
+    assert report.observations > 1.2 * plain.observations
+    spoiled = audit_small(GUESSED, hit, speculative_config=HEADS, make_engine=LosesDraftRows)
+    assert spoiled.status == 1
+    assert (spoiled.first_difference.layer, spoiled.first_difference.component) == ("mtp.1", "before convolution input")
 
 
 def test_damage_that_a_hit_brings_along_is_found_in_the_state(audit_small):

@@ -38,6 +38,10 @@ def llm():
             {"speculative_config": {"method": "ngram", "prompt_lookup_min": 6}},
             "speculative_config.prompt_lookup_min=6: must be between 1 and prompt_lookup_max (5)",
         ),
+        (
+            {"speculative_config": {"method": "ngram", "prompt_lookup_max": 10**9}},
+            "speculative_config.prompt_lookup_max=1000000000: must be at most 64",
+        ),
         ({"speculative_config": {}}, "missing required field `method`"),
         ({"speculative_config": "ngram"}, "at `$.speculative_config`"),
         ({"page_sise": 16}, "engine settings: Object contains unknown field `page_sise`"),

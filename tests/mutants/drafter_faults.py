@@ -61,7 +61,7 @@ DRAFTER_MUTANTS = [
         ("vLLM PR #42971",),
         (edit(AT, "has_page = position < self._inputs.draft_limits", "has_page = position >= 0"),),
         "drafter",
-        "drafts",
+        "page 1",
     ),
     Mutant(
         "guesses begin a token early",

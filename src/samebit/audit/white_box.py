@@ -101,14 +101,15 @@ def _reference_config(base: EngineConfig) -> EngineConfig:
         checkpoint_interval=base.page_size,
         enable_prefix_caching=True,
         graph="eager",
-        speculative_config=None,
         schedule=Schedule(),
     )
 
 
 def _reference(engine: Engine, prompt: AuditPrompt, number: int) -> Reference:
-    """A run in a namespace of its own, whose state is copied before the cache is emptied."""
+    """A run without guesses in a namespace of its own, whose state, a drafter's too, is copied before the cache is emptied."""
     request = prompt.request(str(number), f"reference {number}")
+    silent = msgspec.structs.replace(request.params, speculation=False)
+    request = msgspec.structs.replace(request, params=silent)
     (record,), _ = record_runs(engine, [request], SeenMemory(), is_solo=True)
     assert not record.num_cached, "nobody else uses this namespace"
     engine.manager.drop_all_checkpoints()

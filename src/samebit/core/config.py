@@ -9,6 +9,7 @@ import msgspec
 from samebit.core.errors import ConfigError
 
 MAX_DRAFTS = 32
+MAX_LOOKUP = 64
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,6 +71,10 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             )
         if not 0 <= self.token_cost < float("inf"):
             raise ConfigError(f"speculative_config.token_cost={self.token_cost}: must be a number, at least 0")
+        if self.prompt_lookup_max > MAX_LOOKUP:
+            raise ConfigError(
+                f"speculative_config.prompt_lookup_max={self.prompt_lookup_max}: must be at most {MAX_LOOKUP}"
+            )
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
             raise ConfigError(
                 f"speculative_config.prompt_lookup_min={self.prompt_lookup_min}: must be between 1 and "

@@ -6,6 +6,7 @@ about two guesses in three are right; which ones are wrong is told by its own wo
 
 from __future__ import annotations
 
+import msgspec
 import torch
 
 from samebit.drafting import DraftSteps
@@ -14,7 +15,7 @@ from samebit.kernels.sets import KernelSet
 from samebit.models.hash import HashModel
 from samebit.models.hidden import Hidden
 from samebit.speculative.drafter import Proposals
-from samebit.state.layout import StateLayout
+from samebit.state.layout import ConvStream, StateLayout
 from samebit.state.pools import PoolPart
 
 MISS_SHIFT, MISS_EVERY = 7, 3
@@ -36,7 +37,9 @@ class HashDrafter:
 
     def state_layout(self) -> StateLayout:
         """As much again as the target keeps."""
-        return self._twin.state_layout()
+        layout = self._twin.state_layout()
+        streams = tuple(ConvStream(f"drafter.{stream.name}", stream.width) for stream in layout.streams)
+        return msgspec.structs.replace(layout, streams=streams)
 
     def advance(self, index: StepIndex, hidden: Hidden, state: PoolPart) -> None:
         """Run the step's tokens, of which the target's words tell nothing."""

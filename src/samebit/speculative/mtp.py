@@ -81,7 +81,8 @@ class MtpDrafter:
         per_block = len(layout.streams) // self.max_drafts
         for i in range(self.max_drafts):
             streams.append(ConvStream(f"mtp.{i}.before", self._width))
-            streams += layout.streams[per_block * i : per_block * (i + 1)]
+            block = layout.streams[per_block * i : per_block * (i + 1)]
+            streams += [ConvStream(f"mtp.{i}.{stream.name.rpartition('.')[2]}", stream.width) for stream in block]
         return StateLayout(layout.groups, tuple(streams), layout.kernel_size, layout.element)
 
     def advance(self, index: StepIndex, hidden: Hidden, state: PoolPart) -> None:

@@ -83,9 +83,11 @@ class LayoutPart(msgspec.Struct, frozen=True):
 def join_layouts(base: StateLayout, added: StateLayout) -> tuple[StateLayout, LayoutPart]:
     """`base` with the layers and streams of `added` behind its own; layers of equal windows share a page table.
 
-    Both must agree in the kernel size and the element.
+    Both must agree in the kernel size and the element, and no two streams have one name.
     """
     assert (base.kernel_size, base.element) == (added.kernel_size, added.element), "parts of one state are of one kind"
+    names = [stream.name for stream in base.streams + added.streams]
+    assert len(set(names)) == len(names), "streams are told apart by their names"
     windows = [group.window for group in base.groups]
     windows += [group.window for group in added.groups if group.window not in windows]
     layers: list[tuple[KvLayer, ...]] = [group.layers for group in base.groups]
