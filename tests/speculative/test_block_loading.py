@@ -288,3 +288,13 @@ def test_the_bundled_model_finds_the_drafter_beside_it(tmp_path, monkeypatch):
 def test_every_refusal_is_one_of_ours():
     with pytest.raises(SamebitError):
         parse_block_config({})
+
+
+def test_what_is_wrong_with_a_drafter_names_its_folder(tmp_path):
+    target = write_checkpoint(tmp_path / "target")
+    with pytest.raises(CheckpointError, match=rf"^drafter {target}: architectures="):
+        LLM(str(target), speculative_config={"method": "dflash", "model": str(target)})
+    folder, _, _ = write_drafter(tmp_path / "drafter", DFLASH)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=rf"^drafter {folder}: "):
+        LLM(str(target), speculative_config={"method": "dflash", "model": str(folder)})

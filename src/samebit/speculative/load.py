@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import torch
 
 from samebit.core.config import SpeculativeConfig
-from samebit.core.errors import ConfigError
+from samebit.core.errors import CheckpointError, ConfigError
 from samebit.kernels.sets import KernelSet
 from samebit.models.base import CausalLM
 from samebit.models.checkpoint import Checkpoint, read_json
@@ -43,7 +45,10 @@ def host_drafter(wanted: SpeculativeConfig) -> HostDrafter | None:
 
 def device_drafter_taps(wanted: SpeculativeConfig, folder: Path) -> tuple[int, ...]:
     """Layers of the target whose residual streams the drafter in `folder` reads. Raises CheckpointError for a wrong config."""
-    return read_block_config(folder).target_layer_ids if wanted.method in BLOCK_METHODS else ()
+    if wanted.method not in BLOCK_METHODS:
+        return ()
+    with _named(folder):
+        return read_block_config(folder).target_layer_ids
 
 
 def load_drafter(
@@ -56,7 +61,8 @@ def load_drafter(
     if wanted.method in BLOCK_METHODS:
         if not isinstance(target, InklingModel):
             raise ConfigError(f"speculative_config.method={wanted.method!r}: needs an Inkling model as the target")
-        return load_block(wanted, folder, target, kernels, device)
+        with _named(folder):
+            return load_block(wanted, folder, target, kernels, device)
     if wanted.method != "mtp":
         return None
     if isinstance(target, HashModel):
@@ -64,6 +70,15 @@ def load_drafter(
     if not isinstance(target, InklingModel):
         raise ConfigError(f"speculative_config.method='mtp': {folder} has no draft heads")
     return _load_mtp(wanted, folder, target, kernels, device)
+
+
+@contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    """What is wrong with a drafter names its folder: two checkpoints are loaded."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"drafter {folder}: {error}") from error
 
 
 def _load_mtp(
