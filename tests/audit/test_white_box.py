@@ -212,6 +212,19 @@ def test_a_drafters_state_is_compared_with_the_models(audit_small):
     assert (spoiled.first_difference.layer, spoiled.first_difference.component) == ("mtp.1", "before convolution input")
 
 
+def test_the_reference_makes_no_guesses(audit_small):
+    engines = []
+
+    def made(config, *drafter):
+        engines.append(Engine(config, *drafter))
+        return engines[-1]
+
+    report = audit_small(GUESSED, speculative_config=HEADS, make_engine=made)
+    assert report.status == 0
+    reference, guessing = (engine.scheduler.counters.num_draft_tokens for engine in engines)
+    assert reference == 0 < guessing
+
+
 def test_damage_that_a_hit_brings_along_is_found_in_the_state(audit_small):
     first = audit_small(HIT, make_engine=SpoilsSiblings).first_difference
     assert (first.layer, first.component, first.position, first.element) == ("full #0", "k", 0, 0)
