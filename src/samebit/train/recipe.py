@@ -143,7 +143,7 @@ RECIPES: Mapping[str, Recipe] = {
     "nano": Recipe(
         raw=config_json(_NANO_TEXT, num_depths=2, local_depths=[0, 1]),
         # One stage: a second length would be compiled anew.
-        stages=(Stage(length=4096, rows=16, dialogue_share=0.5, seconds=420, decay_share=0.6, ring_rows=2048),),
+        stages=(Stage(length=4096, rows=16, dialogue_share=0.625, seconds=480, decay_share=0.6, ring_rows=2048),),
         contexts=(512, 4096),
         distances=(250, 500, 1000, 2000, 3000),
         probes=50,
