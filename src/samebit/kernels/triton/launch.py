@@ -1,0 +1,36 @@
+"""How kernels are launched: counted, and with the operand types that the place they run in can compute with.
+
+Under Triton's interpreter, which runs kernels on a CPU, a product of bf16 operands is silently wrong: there they are widened.
+Knows no kernel.
+"""
+
+import threading
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""Whether kernels run in Triton's interpreter, on CPU tensors."""
+
+_TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+_launches = threading.local()
+
+
+def dot_dtype(dtype: torch.dtype) -> Any:
+    """The Triton type in which operands of a product of ``dtype`` values are handed to ``tl.dot``."""
+    return tl.float32 if IS_INTERPRETED else _TYPES[dtype]
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
+    """Run ``kernel`` on ``grid``; a grid without programs launches nothing."""
+    if not all(grid):
+        return
+    _launches.count = num_launches() + 1
+    kernel[grid](*args, **meta)
+
+
+def num_launches() -> int:
+    """Kernels that this thread has launched so far."""
+    return int(getattr(_launches, "count", 0))
