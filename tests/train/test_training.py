@@ -64,6 +64,9 @@ def test_the_rate_rises_stays_and_falls():
     assert rate_multiplier(stage, 50, 0.75) == pytest.approx(0.5)
     assert rate_multiplier(stage, 50, 0.999) == stage.final_rate
     assert rate_multiplier(dataclasses.replace(stage, decay_share=0.0), 50, 0.999) == 1.0
+    low = dataclasses.replace(stage, peak=0.3)
+    found = [rate_multiplier(low, done, share) for done, share in ((0, 0.0), (50, 0.4), (50, 0.75), (50, 0.999))]
+    assert found == pytest.approx([0.03, 0.3, 0.15, low.final_rate])
 
 
 def test_targets_are_the_next_tokens_and_values_weigh_by_class(data):

@@ -41,12 +41,12 @@ from samebit.train.words import Split, Subject, subject, thing
 
 _SHORT = 1024
 # How often each kind of turn comes, in short dialogues and in long ones. What cannot come now is small talk instead.
-_SHORT_SHARES = {"state": 18, "correct": 34, "ask": 42, "tool": 16, "json": 3, "object": 7, "complete": 4, "talk": 6}
-_LONG_SHARES = {"state": 12, "correct": 34, "ask": 50, "tool": 16, "json": 2, "object": 7, "complete": 4, "talk": 12}
+_SHORT_SHARES = {"state": 18, "correct": 34, "ask": 42, "tool": 24, "json": 3, "object": 7, "complete": 4, "talk": 6}
+_LONG_SHARES = {"state": 12, "correct": 34, "ask": 50, "tool": 36, "json": 2, "object": 7, "complete": 4, "talk": 12}
 # How many facts there may be; with few of them each is corrected more often.
 _SHORT_FACTS, _LONG_FACTS = (2, 3, 5, 10), (6, 12, 24, 40)
 # How often a dialogue has tools.
-_TOOLS_SHARE = 0.4
+_TOOLS_SHARE = 0.55
 # How often what is told or asked has a sentence from a docstring beside it.
 _PROSE_SHARE = 0.06
 # How often a new fact, or one that is asked for, is easily confused with another one.

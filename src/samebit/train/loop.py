@@ -241,7 +241,7 @@ def rate_multiplier(stage: Stage, done: int, share: float) -> float:
     """The rate after `done` steps, when `share` of the stage is over: up over the warm-up, level, then down to `final_rate`."""
     rising = (done + 1) / stage.warmup
     falling = (1 - share) / stage.decay_share if stage.decay_share else 1.0
-    return min(1.0, rising, max(stage.final_rate, falling))
+    return min(stage.peak, stage.peak * rising, max(stage.final_rate, stage.peak * falling))
 
 
 def token_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:

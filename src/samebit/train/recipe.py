@@ -34,7 +34,8 @@ END_OF_TURN = 6
 class Stage:
     """Sequences of `length` tokens, `rows` of them a step, for `seconds`; where `steps` are given, for so many instead.
 
-    The rate rises over `warmup` steps and falls, in the last `decay_share` of the stage, linearly to `final_rate` times its height.
+    The rate rises over `warmup` steps to `peak` times the recipe's and falls, in the last `decay_share` of the stage, linearly to
+    `final_rate` times the recipe's.
     """
 
     length: int
@@ -44,6 +45,7 @@ class Stage:
     decay_share: float
     steps: int | None = None
     warmup: int = 150
+    peak: float = 1.0
     final_rate: float = 0.02
     ring_rows: int = 8192
 
@@ -142,8 +144,20 @@ _TOY_TEXT = _NANO_TEXT | {
 RECIPES: Mapping[str, Recipe] = {
     "nano": Recipe(
         raw=config_json(_NANO_TEXT, num_depths=2, local_depths=[0, 1]),
-        # One stage: a second length would be compiled anew.
-        stages=(Stage(length=4096, rows=16, dialogue_share=0.625, seconds=480, decay_share=0.6, ring_rows=2048),),
+        # Of one length: a second one would be compiled anew.
+        stages=(
+            Stage(length=4096, rows=16, dialogue_share=0.625, seconds=480, decay_share=0.6, ring_rows=2048),
+            Stage(
+                length=4096,
+                rows=16,
+                dialogue_share=0.75,
+                seconds=180,
+                decay_share=0.9,
+                ring_rows=2048,
+                warmup=60,
+                peak=0.3,
+            ),
+        ),
         contexts=(512, 4096),
         distances=(250, 500, 1000, 2000, 3000),
         probes=50,

@@ -118,6 +118,11 @@ _QUESTIONS = (
     "[they|<who>] asked for <s>. What [is it|do I say|should I say]?", "<s>: what was it?", "<s> was what, please?", "is <s> known?",
     "[complete|finish] this: <s> is ...", "which value [is|counts as] <s>?", "what [would|should] I [enter|write|say|put] [as|for] <s>?",
     "[have you got|did you note|did you keep|did you save] <s>?", "what exactly is <s>?", "where did I leave <s>, what is it?",
+    "I [cannot|can not|do not|can no longer|did not] [find|see|think of|name|locate|get] <s>[. Do you?|. Can you?|; what is it?|, could you?|, would you?| - you?]",
+    "<s> [escapes me|has slipped my mind|is gone from my head|is lost on me|is not at hand][|, can you help|, do you have it|, what is it]?",
+    "I am [not sure|unsure|uncertain|in doubt] about <s>[, are you|, could you help|, please say it|. Which is it]?", "nobody [knows|told me] <s>; you?",
+    "[anybody|someone|somebody] must know <s>, [you|do you|perhaps you]?", "[hand|pass|read|spell] me <s>[|, would you|, if you can|, will you].",
+    "it would help [me|us] to [know|have|see] <s>.", "I [should|ought to|used to] know <s>, but I [do not|forgot][|, sorry][.|. Say it.|. You?]",
 )  # fmt: skip
 _OWN_QUESTIONS: Mapping[Kind, Sequence[str]] = {
     "thing": (

@@ -56,12 +56,19 @@ _ASKED = (
     "<who> [wants|asked|told] [you|us|me] to {do}", "[do me a favor|be so kind|do not wait]: {do}", "time for you to {do}", "just {do}",
     "my [wish|plan|request|next step|task for you] is to {do}", "somebody has to {do}", "[I|we] wish to {do}", "what about this: {do}",
     "[today|tomorrow|for <who>|on <day>|before <hour>] [we|I] {do}", "the <paper> says to {do}", "I [hope|expect|trust] you can {do}",
+    "[there is|we have|I have] one [job|thing|task|item] left: {do}", "the [moment|hour|day] has come to {do}", "it is [on|up to] you to {do}",
+    "it is [good|best|necessary|important|wise|high time] to {do}[| now| today]", "[your|the|our] [task|job|order|assignment] is [to {do}|this: {do}]",
+    "[help|assist|support] [us|<who>] [to {do}|and {do}]", "[get on|continue|carry on|proceed|start] and {do}", "would [somebody|anyone|<who>] {do}",
+    "I [would love|want you|intend|plan|decided] to {do}", "[nothing is left but|it remains|all that is left is] to {do}", "{do}, [will|would|can] you",
+    "how about you {do}", "[we are|I am] [ready|about] to {do}", "[try|begin|remember] to {do}", "you [have|are] to {do}",
 )  # fmt: skip
 _WITH = (
     " with {with}.", " with {with}.", " with {with}[|, please| for me| now| for <who>].", " using {with}.", ": {with}.", ", {with}.", " ({with}).",
     ". [Use|Take|Set|Choose] {with}.", ". [It should have|It needs|It gets|I want it with|The values are|The facts are] {with}.",
     ". [These are|Here are|You need] the [values|arguments|settings|inputs]: {with}.", ", [where|given|namely|and use|that is] {with}.",
     "; [take|use|note] {with}.", " and [use|take|pass|give it] {with}.", " - {with}.", ".\n{with}", " on the basis of {with}.",
+    ". The [inputs|numbers|fields|parameters|arguments|particulars] [are|would be|come to|read] {with}.", ". As [input|arguments|values], [we have|there is|take] {with}.",
+    ". [We know|You get|I give you|On file:|Known:] {with}.", "[, please,| now|, then,] with {with}.", ". {with}.", "? [It is|We have|Take] {with}.",
 )  # fmt: skip
 _QUESTIONS = around(
     (
