@@ -4,7 +4,7 @@ A plain Python or ctypes call leaves no trace in a recorded step; an operator do
 Every kernel set registers the same schemas under its own suffix (``samebit::linear_torch``). Knows no implementation.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +20,7 @@ SCHEMAS: Mapping[str, str] = {
     "step_index": "(Tensor[] fields, Tensor(a!)[] tables, Tensor(b!)[] results, int[] sizes) -> ()",
     "accept": "(Tensor drawn, Tensor token_ids, Tensor query_start, Tensor row_slots, Tensor row_start, Tensor row_drafts, "
     "Tensor row_first_draw, Tensor(a!) length, Tensor(b!) next_token, int max_drafts) -> Tensor",
-    "linear": "(Tensor x, Tensor weight, int num_out, int threads) -> Tensor",
+    "linear": "(Tensor x, Tensor weight, int num_out, bool wide, bool library, int threads) -> Tensor",
     "rms_norm": "(Tensor x, Tensor gain, float eps, int threads) -> Tensor",
     "swiglu": "(Tensor z, int threads) -> Tensor",
     "short_conv": f"(Tensor x, Tensor taps, Tensor(a!) rows, Tensor(b!) row_tags, {_CONV_INDEX}, Tensor? residual, "
@@ -64,7 +64,7 @@ def _shapes_only(name: str) -> Callable[..., Any]:
     functions: dict[str, Callable[..., Any]] = {
         "step_index": lambda *_: None,
         "accept": lambda drawn, token_ids, query_start, row_slots, *_: row_slots.new_empty(row_slots.shape),
-        "linear": lambda x, weight, num_out, threads: x.new_empty(x.shape[0], num_out),
+        "linear": lambda x, weight, num_out, *_: x.new_empty(x.shape[0], num_out),
         "swiglu": lambda z, threads: z.new_empty(z.shape[0], z.shape[1] // 2),
         "write_kv": lambda *_: None,
         "route": route,
@@ -84,15 +84,18 @@ def _entry(operator: Callable[..., Any], implementation: Callable[..., Any]) -> 
     return enter
 
 
-def operators(suffix: str, implementations: Mapping[str, Callable[..., Any]]) -> SimpleNamespace:
-    """Register every schema as ``samebit::<name>_<suffix>`` once and return entries to them by plain name."""
+def operators(
+    suffix: str, implementations: Mapping[str, Callable[..., Any]], devices: Sequence[str] = ("CPU",)
+) -> SimpleNamespace:
+    """Register every schema as ``samebit::<name>_<suffix>`` for ``devices`` once and return entries to them by plain name."""
     assert implementations.keys() == SCHEMAS.keys()
     if suffix not in _OPERATORS:
         found = {}
         for name, schema in SCHEMAS.items():
             full = f"{name}_{suffix}"
             _LIBRARY.define(full + schema)
-            _LIBRARY.impl(full, implementations[name], "CPU")
+            for device in devices:
+                _LIBRARY.impl(full, implementations[name], device)
             _LIBRARY.impl(full, _shapes_only(name), "Meta")
             found[name] = _entry(getattr(torch.ops.samebit, full).default, implementations[name])
         _OPERATORS[suffix] = SimpleNamespace(**found)

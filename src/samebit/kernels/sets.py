@@ -1,8 +1,11 @@
 """Kernel sets: one interface, several implementations, chosen once and handed to the layers.
 
 Every function is *row-pure*: output row i has the same bits whatever the number of rows, the row's place, its
-neighbours, padding, the cut of a sequence into steps, and the number of threads. Activations are fp32. Two sets agree
-within rounding, not bit for bit; the set is part of the numerics profile. Knows nothing of requests or models.
+neighbours, padding, the cut of a sequence into steps, and the number of threads. Two sets agree within rounding, not bit for
+bit; the set is part of the numerics profile. Knows nothing of requests or models.
+
+Activations, K, V and conv rows are of the set's ``element``: fp32 on a CPU. Where that is bf16, sums, norms, softmax, routing and
+the residual stream are fp32 still, and whatever is kept in a pool is rounded before the step uses it, so that both are the same.
 """
 
 import logging
@@ -30,7 +33,8 @@ from samebit.kernels.values import (
 )
 
 _log = logging.getLogger(__name__)
-KernelKind = Literal["auto", "native", "torch"]
+KernelKind = Literal["auto", "native", "torch", "triton"]
+Element = Literal["float32", "bfloat16"]
 TORCH_SET = "torch"
 
 
@@ -45,6 +49,8 @@ class KernelSet:
     _ops: SimpleNamespace = field(repr=False)
     torch_shapes: frozenset[tuple[int, int]] = frozenset()
     _count_launches: Callable[[], int] = field(default=lambda: 0, repr=False)
+    element: Element = "float32"
+    _library_rows: Callable[[Tensor], frozenset[int]] = field(default=lambda _: frozenset(), repr=False)
 
     def describe(self) -> dict[str, str | int]:
         """What the numerics profile records of this set: the name and what the bits depend on."""
@@ -65,10 +71,11 @@ class KernelSet:
             return torch_set.pack_linear, operators("torch", torch_set.IMPLEMENTATIONS)
         return self._pack, self._ops
 
-    def pack_linear(self, weight: Tensor) -> Packed:
+    def pack_linear(self, weight: Tensor, *, wide: bool = False) -> Packed:
         """Lay out a weight [N, K] fp32 or bf16 for ``linear``; bf16 stays two bytes an element where the set can."""
         pack, ops = self._maker(weight)
-        return Packed(pack(weight), weight.shape[0], ops.linear)
+        packed = pack(weight)
+        return Packed(packed, weight.shape[0], wide, ops.linear, self._library_rows(packed))
 
     def step_index(self, fields: list[Tensor], tables: list[Tensor], results: list[Tensor], sizes: IndexSizes) -> None:
         """Positions, ring rows, page slots and tags of a step, from its inputs and the slot tables.
@@ -92,8 +99,8 @@ class KernelSet:
         return accepted
 
     def linear(self, x: Tensor, w: Packed) -> Tensor:
-        """``x`` [T, K] times the transposed weight: [T, N]."""
-        return w.product(x, w.data, w.num_out, self.num_threads)
+        """``x`` [T, K] times the transposed weight: [T, N], in fp32 if the weight was packed as ``wide``."""
+        return w.product(x, w.data, w.num_out, w.wide, x.shape[0] in w.library_rows, self.num_threads)
 
     def rms_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
         """``x / sqrt(mean(x^2) + eps) * gain`` over each C columns of [T, n C], with a gain [C] (Zhang and Sennrich, 2019)."""

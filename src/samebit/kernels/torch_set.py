@@ -23,7 +23,7 @@ def pack_linear(weight: Tensor) -> Tensor:
     return torch.stack(exact.split(weight, exact.slice_bits(weight.shape[-1])))
 
 
-def linear(x: Tensor, weight: Tensor, num_out: int, threads: int) -> Tensor:
+def linear(x: Tensor, weight: Tensor, num_out: int, wide: bool, library: bool, threads: int) -> Tensor:
     parts = exact.split(x, exact.slice_bits(x.shape[-1]))
     return exact.dot(parts, (weight[0], weight[1])).to(torch.float32)
 
@@ -292,8 +292,8 @@ def moe(
     slots = torch.zeros(live, expert_ids.shape[1], x.shape[1])
     for expert in expert_ids[:live].unique().tolist():
         token, chosen = torch.nonzero(expert_ids[:live] == expert, as_tuple=True)
-        hidden = swiglu(linear(x[token], w13[:, expert], 2 * intermediate, threads), threads)
-        slots[token, chosen] = linear(hidden, w2[:, expert], x.shape[1], threads)
+        hidden = swiglu(linear(x[token], w13[:, expert], 2 * intermediate, True, False, threads), threads)
+        slots[token, chosen] = linear(hidden, w2[:, expert], x.shape[1], True, False, threads)
     out = torch.zeros_like(x)
     for slot in range(expert_ids.shape[1]):
         out[:live] = out[:live] + weights[:live, slot, None] * slots[:, slot]

@@ -8,11 +8,14 @@ from samebit.kernels.sets import KernelSet
 
 
 class Linear:
-    """`x` [T, K] fp32 times a transposed weight [N, K] (fp32 or bf16, packed once): [T, N] fp32. No bias."""
+    """`x` [T, K] times a transposed weight [N, K] (fp32 or bf16, packed once): [T, N]. No bias.
 
-    def __init__(self, kernels: KernelSet, weight: Tensor) -> None:
+    The result is an activation, or fp32 if `wide`.
+    """
+
+    def __init__(self, kernels: KernelSet, weight: Tensor, *, wide: bool = False) -> None:
         self._kernels = kernels
-        self._packed = kernels.pack_linear(weight)
+        self._packed = kernels.pack_linear(weight, wide=wide)
         self.shape: tuple[int, int] = (weight.shape[0], weight.shape[1])
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -284,7 +284,7 @@ class WeightBuilder:
         embed = self.take("embed")
         tied = self._stored["unembed"] is self._stored["embed"]
         unembed = embed if tied else self.take("unembed")
-        head = self.linear(unembed[: self._config.unpadded_vocab_size])
+        head = self.linear(unembed[: self._config.unpadded_vocab_size], wide=True)
         embedding = Embedding(self._kernels, embed)
         layers = [self.layer(i) for i in range(self._config.num_hidden_layers)]
         return InklingParts(
@@ -331,7 +331,7 @@ class WeightBuilder:
     def _sparse(self, i: int) -> MoeMlp:
         return MoeMlp(
             self._kernels,
-            router=self.linear(self.take(f"{i}.router")),
+            router=self.linear(self.take(f"{i}.router"), wide=True),
             bias=self.take(f"{i}.router_bias"),
             w13=torch.cat([self.take(f"{i}.experts_gate_up"), self.take(f"{i}.shared_gate_up")]),
             w2=torch.cat([self.take(f"{i}.experts_down"), self.take(f"{i}.shared_down")]),
@@ -346,9 +346,9 @@ class WeightBuilder:
         self.num_parameters += tensor.numel()
         return tensor.to(self._device)
 
-    def linear(self, weight: Tensor) -> Linear:
+    def linear(self, weight: Tensor, *, wide: bool = False) -> Linear:
         """A linear map, whose shape is noted."""
-        linear = Linear(self._kernels, weight)
+        linear = Linear(self._kernels, weight, wide=wide)
         self.linear_shapes.add(linear.shape)
         return linear
 

@@ -187,7 +187,7 @@ class _Builder:
 
     def _markov(self, vocab_size: int) -> MarkovHead:
         rows = Embedding(self._kernels, self._take("markov_head.markov_w1.weight"))
-        out = self._packed(self._take("markov_head.markov_w2.weight")[:vocab_size])
+        out = self._packed(self._take("markov_head.markov_w2.weight")[:vocab_size], wide=True)
         mix: MarkovMix = vanilla
         if self._config.markov_head_type == "gated":
             mix = Gated(self._linear("markov_head.gate_proj"), self._bias("markov_head.gate_proj"))
@@ -198,7 +198,7 @@ class _Builder:
     def _confidence(self, markov: MarkovHead | None, temperatures: list[float]) -> ConfidenceHead:
         name = "confidence_head.proj"
         rows = markov.rows if markov is not None and self._config.confidence_head_with_markov else None
-        proj = self._packed(self._take(f"{name}.weight").float())
+        proj = self._packed(self._take(f"{name}.weight").float(), wide=True)
         return ConfidenceHead(proj, self._bias(name), rows, torch.tensor(temperatures, device=self._device))
 
     def _take(self, name: str) -> Tensor:
@@ -210,8 +210,8 @@ class _Builder:
     def _linear(self, *names: str) -> Linear:
         return self._packed(torch.cat([self._take(f"{name}.weight") for name in names]))
 
-    def _packed(self, weight: Tensor) -> Linear:
-        linear = Linear(self._kernels, weight)
+    def _packed(self, weight: Tensor, *, wide: bool = False) -> Linear:
+        linear = Linear(self._kernels, weight, wide=wide)
         self._linear_shapes.add(linear.shape)
         return linear
 

@@ -81,7 +81,7 @@ def _row_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
     c_linear, c_norm, c_swiglu = (_function(library, n) for n in ("linear", "rms_norm", "swiglu"))
     c_embedding, c_route = _function(library, "embedding"), _function(library, "route")
 
-    def linear(x: Tensor, weight: Tensor, num_out: int, threads: int) -> Tensor:
+    def linear(x: Tensor, weight: Tensor, num_out: int, wide: bool, library: bool, threads: int) -> Tensor:
         x = _dense(x)
         tokens, width = x.shape
         y = torch.empty(tokens, num_out)
