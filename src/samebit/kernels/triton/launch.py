@@ -17,25 +17,10 @@ IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 _launches = threading.local()
 
-
-def _let_the_interpreter_count() -> None:
-    """Let loops have bounds that were computed or loaded, which Triton 3.6's interpreter cannot with NumPy 2.4.
-
-    It keeps scalars as arrays of one element, which no longer become integers by themselves.
-    """
-    from triton.runtime import interpreter  # noqa: PLC0415 - a module that is of use where kernels are interpreted only
-
-    patch = interpreter._patch_lang_tensor  # noqa: SLF001 - there is no public hook
-
-    def patch_with_index(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patch_with_index  # noqa: SLF001 - as above
-
-
 if IS_INTERPRETED:
-    _let_the_interpreter_count()
+    from samebit.kernels.triton.interpreted import install
+
+    install()
 
 
 def dot_dtype(dtype: torch.dtype) -> Any:

@@ -1,0 +1,234 @@
+"""Products with weights: one chain over K for each output element, whatever the tile.
+
+A tile has weight rows on its M side and tokens on its N side, so few tokens waste no tensor core rows. BLOCK_K depends on the
+activation dtype alone; tiles are a plain function of static sizes. The tensor cores' instructions that the tiles come down to
+accumulate the same way (seen on an H200); tests on a device compare them. Where a library's product has the same bits, which
+is found out on the device at hand, it may be used instead. Knows nothing of layers.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from samebit.kernels.triton.launch import dot_dtype, launch
+
+BLOCK_K = {torch.bfloat16: 64, torch.float32: 32}
+"""Length of a step along K, by activation dtype: the grain of every sum."""
+ENOUGH_PROGRAMS = 128
+"""About as many programs as a large device has multiprocessors."""
+GROUP = 8
+"""Weight tiles that programs next to each other walk for all tokens, so that both operands are found in L2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Weight rows and tokens of a tile, steps along K that are loaded together, and how it is compiled."""
+
+    weights: int
+    tokens: int
+    span: int
+    num_warps: int
+    num_stages: int
+
+
+TILES = {
+    torch.bfloat16: (
+        Tile(128, 256, 1, 8, 3),
+        Tile(128, 128, 1, 8, 4),
+        Tile(64, 128, 1, 4, 4),
+        Tile(64, 64, 1, 4, 4),
+        Tile(32, 64, 2, 4, 4),
+        Tile(64, 32, 2, 4, 4),
+        Tile(32, 32, 2, 4, 4),
+        Tile(16, 32, 4, 4, 3),
+        Tile(64, 16, 2, 4, 4),
+        Tile(32, 16, 4, 4, 3),
+        Tile(16, 16, 4, 4, 4),
+    ),
+    torch.float32: (
+        Tile(64, 64, 1, 8, 3),
+        Tile(32, 64, 1, 4, 3),
+        Tile(32, 32, 1, 4, 3),
+        Tile(16, 32, 1, 4, 3),
+        Tile(32, 16, 1, 4, 3),
+        Tile(16, 16, 1, 4, 3),
+    ),
+}
+"""By activation dtype, the largest first."""
+
+
+def tile_of(num_rows: int, num_out: int, num_in: int, dtype: torch.dtype) -> Tile:
+    """The largest tile that makes enough programs, among those as wide as the tokens; at 64 tokens and more, narrower ones too."""
+    widest = min(256, max(16, triton.next_power_of_2(num_rows)))
+    fitting = [tile for tile in TILES[dtype] if min(64, widest) <= tile.tokens <= widest]
+    chosen = fitting[-1]
+    for tile in fitting:
+        if triton.cdiv(num_out, tile.weights) * triton.cdiv(num_rows, tile.tokens) >= ENOUGH_PROGRAMS:
+            chosen = tile
+            break
+    return chosen
+
+
+def whole_span(span: int, num_in: int, dtype: torch.dtype) -> int:
+    """The largest part of ``span`` that divides K; a step of zeros is never added."""
+    while span > 1 and num_in % (span * BLOCK_K[dtype]):
+        span //= 2
+    return span
+
+
+@triton.jit
+def chain(
+    weights,  # [BLOCK_N, 1] pointers to weight rows
+    inputs,  # [BLOCK_T, 1] pointers to input rows
+    is_row,  # [BLOCK_T, 1]: inputs that are there; the others count as zeros
+    num_in,
+    BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPAN: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """Sums over K of weight rows times input rows, [BLOCK_N, BLOCK_T] fp32, in ascending steps of BLOCK_K."""
+    total = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
+    place = tl.arange(0, BLOCK_K)[None, :]
+    for first in range(0, num_in, BLOCK_K * SPAN):
+        for part in tl.static_range(SPAN):
+            k = first + part * BLOCK_K + place
+            if EVEN_K:
+                w = tl.load(weights + k)
+                x = tl.load(inputs + k, mask=is_row, other=0.0)
+            else:
+                w = tl.load(weights + k, mask=k < num_in, other=0.0)
+                x = tl.load(inputs + k, mask=is_row & (k < num_in), other=0.0)
+            total = tl.dot(w.to(DOT), tl.trans(x.to(DOT)), total, input_precision="ieee")
+    return total
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def linear_kernel(
+    x,
+    weight,
+    out,
+    num_rows,
+    num_out,
+    num_in,
+    x_stride,
+    BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPAN: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """A tile of out [T, N] = x [T, K] times the transposed weight [N, K]."""
+    tiles_n, tiles_t = tl.cdiv(num_out, BLOCK_N), tl.cdiv(num_rows, BLOCK_T)
+    group, inside = tl.program_id(0) // (GROUP * tiles_t), tl.program_id(0) % (GROUP * tiles_t)
+    group_size = tl.minimum(tiles_n - group * GROUP, GROUP)
+    n = (group * GROUP + inside % group_size) * BLOCK_N + tl.arange(0, BLOCK_N)
+    t = (inside // group_size) * BLOCK_T + tl.arange(0, BLOCK_T)
+    # A weight row that is not there is another one: its sums are not stored.
+    weights = weight + tl.minimum(n, num_out - 1).to(tl.int64)[:, None] * num_in
+    inputs = x + t.to(tl.int64)[:, None] * x_stride
+    total = chain(
+        weights, inputs, (t < num_rows)[:, None], num_in, BLOCK_N, BLOCK_T, BLOCK_K, SPAN, EVEN_K, DOT
+    )  # fmt: skip
+    at = out + t.to(tl.int64)[:, None] * num_out + n[None, :]
+    tl.store(at, tl.trans(total).to(out.dtype.element_ty), mask=(t < num_rows)[:, None] & (n < num_out)[None, :])
+
+
+def pack_linear(weight: Tensor, activation: torch.dtype) -> Tensor:
+    """A weight [..., N, K] as products take it: bf16 where it is, or activations are; else fp32."""
+    dtype = torch.bfloat16 if torch.bfloat16 in (activation, weight.dtype) else torch.float32
+    return weight.to(dtype).contiguous()
+
+
+def linear(activation: torch.dtype, x: Tensor, weight: Tensor, num_out: int, wide: bool, threads: int) -> Tensor:
+    """``x`` [T, K], rounded to ``activation``, times the transposed weight [N, K]: [T, N], fp32 if ``wide``."""
+    x = x.to(activation)
+    (num_rows, num_in), dtype = x.shape, torch.float32 if wide else activation
+    assert x.stride(1) == 1, x.stride()
+    out = torch.empty((num_rows, num_out), dtype=dtype, device=x.device)
+    tile = tile_of(num_rows, num_out, num_in, activation)
+    launch(
+        linear_kernel,
+        (triton.cdiv(num_out, tile.weights) * triton.cdiv(num_rows, tile.tokens),),
+        x, weight, out, num_rows, num_out, num_in, x.stride(0),
+        BLOCK_N=tile.weights,
+        BLOCK_T=tile.tokens,
+        BLOCK_K=BLOCK_K[activation],
+        SPAN=whole_span(tile.span, num_in, activation),
+        EVEN_K=num_in % BLOCK_K[activation] == 0,
+        GROUP=GROUP,
+        DOT=dot_dtype(activation),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )  # fmt: skip
+    return out
+
+
+def linear_library(
+    activation: torch.dtype, x: Tensor, weight: Tensor, num_out: int, wide: bool, threads: int
+) -> Tensor:
+    """What ``linear`` computes, by the device's library; a row's bits may depend on how many there are.
+
+    Use it for row counts that ``certified_row_counts`` gives only. What the library chooses by beside the sizes is made the same
+    for all inputs: they are dense, and start at a multiple of 16 bytes.
+    """
+    x = x.to(activation).contiguous()
+    if x.data_ptr() % 16:
+        x = x.clone()
+    weight = weight.to(activation)
+    if not wide or activation is torch.float32:
+        return torch.mm(x, weight.mT)
+    if x.device.type == "cpu":  # where torch has no such product
+        return torch.mm(x.float(), weight.float().mT)
+    return torch.mm(x, weight.mT, out_dtype=torch.float32)
+
+
+def implementations(activation: torch.dtype) -> dict[str, Callable[..., Any]]:
+    """``linear`` for activations of this dtype, with the arguments of the operator: ``library`` says who computes it."""
+
+    def product(x: Tensor, weight: Tensor, num_out: int, wide: bool, library: bool, threads: int) -> Tensor:
+        compute = linear_library if library else linear
+        return compute(activation, x, weight, num_out, wide, threads)
+
+    return {"linear": product}
+
+
+def certified_row_counts(
+    weight_shape: tuple[int, int],
+    dtype: torch.dtype,
+    row_counts: Iterable[int],
+    device: torch.device,
+    *,
+    budget_seconds: float = 1.0,
+) -> frozenset[int]:
+    """Those of ``row_counts`` for which ``linear_library`` was found to give the bits of ``linear``, for activations of ``dtype``.
+
+    Random inputs and a random weight [N, K] = ``weight_shape`` are compared on ``device``, with and without ``wide``. A count
+    that is not reached within the time is not certified: it costs speed, never bits.
+    """
+    deadline = time.perf_counter() + budget_seconds
+    generator = torch.Generator(device).manual_seed(0)
+    weight = torch.randn(weight_shape, generator=generator, device=device, dtype=dtype)
+    certified = set()
+    for num_rows in sorted(set(row_counts)):
+        if time.perf_counter() > deadline:
+            break
+        x = torch.randn(num_rows, weight_shape[1], generator=generator, device=device, dtype=dtype)
+        if all(_agree(x, weight, wide) for wide in (False, True)):
+            certified.add(num_rows)
+    return frozenset(certified)
+
+
+def _agree(x: Tensor, weight: Tensor, wide: bool) -> bool:
+    arguments = (x.dtype, x, weight, weight.shape[0], wide, 1)
+    return torch.equal(linear_library(*arguments), linear(*arguments))
