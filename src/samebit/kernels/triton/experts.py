@@ -1,0 +1,338 @@
+"""Mixtures of experts: who computes a token, and the two products of each expert over the tokens that chose it.
+
+Pairs of a token and a slot are grouped by expert, in order and without a sort. A fixed number of programs walk the tiles that
+the counts on the device ask for. Sums run as in ``linear``, so a tile's shape is free; a token's slots are added in
+their order. Knows nothing of layers.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from samebit.kernels.triton.launch import IS_INTERPRETED, dot_dtype, launch
+from samebit.kernels.triton.linear import BLOCK_K, chain, whole_span
+
+SCAN = ((512, 4), (4096, 8))
+"""Pairs that a program which groups them looks at in one step, and its warps: for few pairs and for many."""
+COMBINE_BLOCK = 1024
+"""Columns of a token that one program adds up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Tokens, rows of the gate (and as many of up) and rows of down of a tile; ``programs`` are those of a multiprocessor."""
+
+    tokens: int
+    inner: int
+    hidden: int
+    span: int
+    num_warps: int
+    num_stages: int
+    programs: int
+
+
+TILES = {
+    torch.bfloat16: (
+        (128, Tile(128, 128, 128, 1, 8, 3, 1)),
+        (32, Tile(64, 64, 64, 1, 4, 4, 2)),
+        (16, Tile(32, 32, 64, 2, 4, 3, 3)),
+        (1, Tile(16, 32, 32, 2, 4, 4, 3)),
+        (0, Tile(16, 16, 16, 4, 4, 3, 3)),
+    ),
+    torch.float32: (
+        (32, Tile(32, 32, 64, 1, 4, 2, 2)),
+        (0, Tile(16, 16, 32, 1, 4, 3, 4)),
+    ),
+}
+"""By activation dtype and the mean number of pairs of an expert from which on a tile is used."""
+
+
+def tile_of(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
+    """The tile for so many pairs; its shape changes no bits."""
+    return next(tile for least, tile in TILES[dtype] if num_pairs >= least * num_experts)
+
+
+@cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Programs that run at a time, at least; two in the interpreter, so that a program walks several items."""
+    return 2 if IS_INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def route_kernel(
+    logits,
+    bias,
+    ids,
+    weights,
+    num_rows,
+    stride,
+    scale,
+    EXPERTS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    SHARED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    """Experts and weights of one token; WIDTH and SLOTS are powers of two that hold all experts and all slots."""
+    row = tl.program_id(0).to(tl.int64)
+    expert, slot = tl.arange(0, WIDTH), tl.arange(0, SLOTS)
+    logit = tl.load(logits + row * stride + expert, mask=expert < EXPERTS + SHARED, other=0.0)
+    score = tl.div_rn(1.0, 1.0 + tl.exp(-logit)) + tl.load(bias + expert, mask=expert < EXPERTS, other=0.0)
+    score = tl.where(score > float("-inf"), score, float("-inf"))  # NaN too is the least: ids stay those of experts
+    is_left = expert < EXPERTS
+    # Shared experts follow; the places of chosen ones are overwritten.
+    chosen = EXPERTS + slot - TOP_K
+    for place in tl.static_range(TOP_K):
+        best = tl.max(tl.where(is_left, score, float("-inf")), 0)
+        winner = tl.min(tl.where(is_left & (score == best), expert, WIDTH), 0)
+        is_left = is_left & (expert != winner)
+        chosen = tl.where(slot == place, winner, chosen)
+    is_slot = slot < TOP_K + SHARED
+    raw = tl.load(logits + row * stride + chosen, mask=is_slot, other=0.0)
+    log_sigmoid = tl.minimum(raw, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(raw)))
+    share = tl.exp(log_sigmoid - tl.max(tl.where(is_slot, log_sigmoid, float("-inf")), 0))
+    total = 0.0
+    for place in tl.static_range(TOP_K + SHARED):
+        total += tl.sum(tl.where(slot == place, share, 0.0), 0)
+    at = row * (TOP_K + SHARED) + slot
+    tl.store(ids + at, chosen, mask=is_slot)
+    tl.store(weights + at, tl.div_rn(share, total) * scale, mask=is_slot)
+
+
+def route(
+    logits: Tensor, bias: Tensor, top_k: int, num_shared: int, scale: float, threads: int
+) -> tuple[Tensor, Tensor]:
+    """The twin's experts and weights for ``logits`` [T, E + shared] fp32; a row that is not finite gets some valid ids."""
+    num_rows, slots = logits.shape[0], top_k + num_shared
+    ids = torch.empty((num_rows, slots), dtype=torch.int32, device=logits.device)
+    weights = torch.empty((num_rows, slots), dtype=torch.float32, device=logits.device)
+    launch(
+        route_kernel,
+        (num_rows,),
+        logits, bias, ids, weights, num_rows, logits.stride(0), scale,
+        EXPERTS=bias.shape[0],
+        TOP_K=top_k,
+        SHARED=num_shared,
+        WIDTH=triton.next_power_of_2(logits.shape[1]),
+        SLOTS=triton.next_power_of_2(slots),
+        num_warps=1,
+    )  # fmt: skip
+    return ids, weights
+
+
+@triton.jit
+def group_kernel(expert_ids, num_tokens, pairs, bounds, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the live pairs of expert ``program_id`` to ``pairs``, in order, and the bounds of where they lie."""
+    expert = tl.program_id(0)
+    place = tl.arange(0, BLOCK)
+    num_pairs = tl.load(num_tokens) * SLOTS
+    below = tl.zeros((BLOCK,), dtype=tl.int32)
+    own = tl.zeros((BLOCK,), dtype=tl.int32)
+    for first in range(0, num_pairs, BLOCK):
+        pair = first + place
+        found = tl.load(expert_ids + pair, mask=pair < num_pairs, other=2147483647)
+        below += (found < expert).to(tl.int32)
+        own += (found == expert).to(tl.int32)
+    start = tl.sum(below, 0)
+    count = tl.sum(own, 0)
+    tl.store(bounds + 2 * expert, start)
+    tl.store(bounds + 2 * expert + 1, start + count)
+    if count > 0:
+        written = start
+        for first in range(0, num_pairs, BLOCK):
+            pair = first + place
+            found = tl.load(expert_ids + pair, mask=pair < num_pairs, other=2147483647)
+            is_own = (found == expert).to(tl.int32)
+            tl.store(pairs + written + tl.cumsum(is_own, 0) - 1, pair, mask=is_own == 1)
+            written += tl.sum(is_own, 0)
+
+
+@triton.jit
+def tiles_of_experts(bounds, EXPERTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr):
+    """Per expert, the bounds of its pairs and the number of token tiles up to and with it."""
+    expert = tl.arange(0, WIDTH)
+    start = tl.load(bounds + 2 * expert, mask=expert < EXPERTS, other=0)
+    stop = tl.load(bounds + 2 * expert + 1, mask=expert < EXPERTS, other=0)
+    tiles = (stop - start + BLOCK_T - 1) // BLOCK_T
+    return start, stop, tiles, tl.cumsum(tiles, 0)
+
+
+@triton.jit
+def find_tile(tile, start, stop, tiles, tiles_up_to, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr):
+    """Expert of a token tile, the first place of the tile among the grouped pairs, and where the expert's places end."""
+    expert = tl.sum((tiles_up_to <= tile).to(tl.int32), 0)
+    is_it = tl.arange(0, WIDTH) == expert
+    first = tl.sum(tl.where(is_it, start + (tile - tiles_up_to + tiles) * BLOCK_T, 0), 0)
+    return expert.to(tl.int64), first, tl.sum(tl.where(is_it, stop, 0), 0)
+
+
+@triton.jit
+def gate_up_kernel(
+    x,
+    w13,
+    pairs,
+    bounds,
+    hidden,
+    x_stride,
+    inner,
+    num_in,
+    SLOTS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPAN: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """silu(gate) * up of the tokens of grouped pairs: rows of ``hidden`` [pairs, I] in the order of the groups."""
+    start, stop, tiles, tiles_up_to = tiles_of_experts(bounds, EXPERTS, WIDTH, BLOCK_T)
+    tiles_i = tl.cdiv(inner, BLOCK_I)
+    place = tl.arange(0, BLOCK_K)[None, :]
+    for item in range(tl.program_id(0), tl.max(tiles_up_to, 0) * tiles_i, tl.num_programs(0)):
+        expert, first, end = find_tile(item // tiles_i, start, stop, tiles, tiles_up_to, WIDTH, BLOCK_T)
+        i = (item % tiles_i) * BLOCK_I + tl.arange(0, BLOCK_I)
+        at = first + tl.arange(0, BLOCK_T)
+        token = tl.load(pairs + at, mask=at < end, other=0) // SLOTS
+        is_row = (at < end)[:, None]
+        inputs = x + token.to(tl.int64)[:, None] * x_stride
+        # A weight row that is not there is another one: its sums are not stored.
+        row = tl.minimum(i, inner - 1)
+        gate_rows = w13 + (expert * 2 * inner + row)[:, None] * num_in
+        up_rows = w13 + ((expert * 2 + 1) * inner + row)[:, None] * num_in
+        gate = tl.zeros((BLOCK_I, BLOCK_T), dtype=tl.float32)
+        up = tl.zeros((BLOCK_I, BLOCK_T), dtype=tl.float32)
+        for begin in range(0, num_in, BLOCK_K * SPAN):
+            for part in tl.static_range(SPAN):
+                k = begin + part * BLOCK_K + place
+                if EVEN_K:
+                    a = tl.load(gate_rows + k)
+                    b = tl.load(up_rows + k)
+                    c = tl.load(inputs + k, mask=is_row, other=0.0)
+                else:
+                    a = tl.load(gate_rows + k, mask=k < num_in, other=0.0)
+                    b = tl.load(up_rows + k, mask=k < num_in, other=0.0)
+                    c = tl.load(inputs + k, mask=is_row & (k < num_in), other=0.0)
+                columns = tl.trans(c.to(DOT))
+                gate = tl.dot(a.to(DOT), columns, gate, input_precision="ieee")
+                up = tl.dot(b.to(DOT), columns, up, input_precision="ieee")
+        rows = tl.trans(tl.div_rn(gate, 1.0 + tl.exp(-gate)) * up)
+        to = hidden + at.to(tl.int64)[:, None] * inner + i[None, :]
+        tl.store(to, rows.to(hidden.dtype.element_ty), mask=is_row & (i < inner)[None, :])
+
+
+@triton.jit
+def down_kernel(
+    hidden,
+    w2,
+    pairs,
+    bounds,
+    slots,
+    width,
+    num_in,
+    EXPERTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPAN: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """Rows of ``hidden`` times an expert's second weight, each to its pair's row of ``slots`` [pairs, H] fp32."""
+    start, stop, tiles, tiles_up_to = tiles_of_experts(bounds, EXPERTS, WIDTH, BLOCK_T)
+    tiles_h = tl.cdiv(width, BLOCK_H)
+    for item in range(tl.program_id(0), tl.max(tiles_up_to, 0) * tiles_h, tl.num_programs(0)):
+        expert, first, end = find_tile(item // tiles_h, start, stop, tiles, tiles_up_to, WIDTH, BLOCK_T)
+        h = (item % tiles_h) * BLOCK_H + tl.arange(0, BLOCK_H)
+        at = first + tl.arange(0, BLOCK_T)
+        is_row = (at < end)[:, None]
+        weights = w2 + (expert * width + tl.minimum(h, width - 1))[:, None] * num_in
+        inputs = hidden + at.to(tl.int64)[:, None] * num_in
+        total = chain(weights, inputs, is_row, num_in, BLOCK_H, BLOCK_T, BLOCK_K, SPAN, EVEN_K, DOT)
+        pair = tl.load(pairs + at, mask=at < end, other=0)
+        to = slots + pair.to(tl.int64)[:, None] * width + h[None, :]
+        tl.store(to, tl.trans(total), mask=is_row & (h < width)[None, :])
+
+
+@triton.jit
+def combine_kernel(slots, weights, num_tokens, out, width, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Add a token's slots in their order; zeros for a token that is padding, whose slots were not written."""
+    row = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_live = row < tl.load(num_tokens)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for slot in tl.static_range(SLOTS):
+        pair = row * SLOTS + slot
+        weight = tl.load(weights + pair, mask=is_live, other=0.0)
+        total += weight * tl.load(slots + pair * width + h, mask=is_live & (h < width), other=0.0)
+    tl.store(out + row * width + h, total.to(out.dtype.element_ty), mask=h < width)
+
+
+def moe(
+    x: Tensor,
+    expert_ids: Tensor,
+    weights: Tensor,
+    num_tokens: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    intermediate: int,
+    threads: int,
+) -> Tensor:
+    """The twin's mixture for ``x`` [T, H] in the activation dtype, with ``w13`` [E, 2I, H] and ``w2`` [E, H, I]; all dense but x.
+
+    ``expert_ids`` of live tokens are below E; those of padding may be anything.
+    """
+    (num_rows, width), num_slots, num_experts = x.shape, expert_ids.shape[1], w13.shape[0]
+    assert x.stride(1) == 1, x.stride()
+    assert expert_ids.is_contiguous(), expert_ids.stride()
+    assert weights.is_contiguous(), weights.stride()
+    num_pairs = num_rows * num_slots
+    tile = tile_of(num_pairs, num_experts, x.dtype)
+    pairs, bounds, hidden, slots, out = (
+        torch.empty(shape, dtype=dtype, device=x.device)
+        for shape, dtype in (
+            ((num_pairs,), torch.int32),
+            ((num_experts, 2), torch.int32),
+            ((num_pairs, intermediate), x.dtype),
+            ((num_pairs, width), torch.float32),
+            ((num_rows, width), x.dtype),
+        )
+    )
+    # Every expert that has pairs fills all its tiles but one.
+    most_tiles = min(num_pairs, triton.cdiv(num_pairs, tile.tokens) + num_experts)
+    programs = tile.programs * num_multiprocessors(x.device)
+    experts = {"EXPERTS": num_experts, "WIDTH": triton.next_power_of_2(num_experts), "BLOCK_T": tile.tokens}
+    dot = {"BLOCK_K": BLOCK_K[x.dtype], "DOT": dot_dtype(x.dtype)}
+    compiled = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    block, scan_warps = SCAN[num_pairs > SCAN[0][0]]
+    launch(
+        group_kernel,
+        (num_experts if num_rows else 0,),
+        expert_ids, num_tokens, pairs, bounds, SLOTS=num_slots, BLOCK=block, num_warps=scan_warps,
+    )  # fmt: skip
+    launch(
+        gate_up_kernel,
+        (min(programs, most_tiles * triton.cdiv(intermediate, tile.inner)),),
+        x, w13, pairs, bounds, hidden, x.stride(0), intermediate, width,
+        SLOTS=num_slots, BLOCK_I=tile.inner, SPAN=whole_span(tile.span, width, x.dtype),
+        EVEN_K=width % BLOCK_K[x.dtype] == 0, **experts, **dot, **compiled,
+    )  # fmt: skip
+    launch(
+        down_kernel,
+        (min(programs, most_tiles * triton.cdiv(width, tile.hidden)),),
+        hidden, w2, pairs, bounds, slots, width, intermediate,
+        BLOCK_H=tile.hidden, SPAN=whole_span(tile.span, intermediate, x.dtype),
+        EVEN_K=intermediate % BLOCK_K[x.dtype] == 0, **experts, **dot, **compiled,
+    )  # fmt: skip
+    launch(
+        combine_kernel,
+        (num_rows, triton.cdiv(width, COMBINE_BLOCK)),
+        slots, weights, num_tokens, out, width, SLOTS=num_slots, BLOCK=COMBINE_BLOCK,
+    )  # fmt: skip
+    return out
