@@ -67,22 +67,22 @@ def mass(x, top):
 
 
 @triton.jit
-def _above(row, heat, top, bounds, BY_MASS: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr):
+def _above(row, heat, top, bounds, BY_MASS: tl.constexpr, V: tl.constexpr, NARROW: tl.constexpr):
     """How many tokens, or how much mass, have an image above each of the int32 ``bounds`` [WAYS]: int64 [WAYS]."""
-    sums = tl.zeros([WAYS, BLOCK], tl.int64)
-    for start in tl.range(0, V, BLOCK):
-        ids = start + tl.arange(0, BLOCK)
+    sums = tl.zeros([WAYS, NARROW], tl.int64 if BY_MASS else tl.int32)
+    for start in tl.range(0, V, NARROW, num_stages=3):
+        ids = start + tl.arange(0, NARROW)
         x = load_scaled(row, ids, heat, V)
         is_above = (image(x)[None, :] > bounds[:, None]) & (ids < V)[None, :]
         if BY_MASS:
             sums += tl.where(is_above, mass(x, top)[None, :], 0)
         else:
-            sums += is_above.to(tl.int64)
-    return tl.sum(sums, 1)
+            sums += is_above.to(tl.int32)
+    return tl.sum(sums, 1).to(tl.int64)
 
 
 @triton.jit
-def _threshold(row, heat, top, low, limit, BY_MASS: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr):
+def _threshold(row, heat, top, low, limit, BY_MASS: tl.constexpr, V: tl.constexpr, NARROW: tl.constexpr):
     """The smallest image from ``low`` on with less than ``limit`` above it, at most that of ``top``; and what is above it."""
     low = low.to(tl.int64)
     high = image(top).to(tl.int64)
@@ -90,13 +90,13 @@ def _threshold(row, heat, top, low, limit, BY_MASS: tl.constexpr, V: tl.constexp
     while low < high:
         step = (high - low + (WAYS - 1)) // WAYS
         bounds = tl.minimum(low + ways * step, high).to(tl.int32)
-        enough = _above(row, heat, top, bounds, BY_MASS, V, BLOCK) >= limit
+        enough = _above(row, heat, top, bounds, BY_MASS, V, NARROW) >= limit
         too_low = tl.sum(enough.to(tl.int64))
         high = tl.minimum(low + too_low * step, high)
         low = tl.where(too_low == 0, low, low + (too_low - 1) * step + 1)
     found = high.to(tl.int32)
     bounds = found + tl.zeros([WAYS], tl.int32)
-    return found, tl.max(_above(row, heat, top, bounds, BY_MASS, V, BLOCK))
+    return found, tl.max(_above(row, heat, top, bounds, BY_MASS, V, NARROW))
 
 
 @triton.jit
@@ -137,17 +137,20 @@ def _last_likely(row, heat, top, least, V: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def last_kept(row, heat, top, top_k, top_p, min_p, V: tl.constexpr, BLOCK: tl.constexpr):
-    """The place down to which a row's settings keep its tokens; ``top`` is the largest scaled logit."""
+def last_kept(row, heat, top, top_k, top_p, min_p, V: tl.constexpr, BLOCK: tl.constexpr, NARROW: tl.constexpr):
+    """The place down to which a row's settings keep its tokens; ``top`` is the largest scaled logit.
+
+    Rows are walked in BLOCK columns, in NARROW ones where WAYS thresholds are tried at once.
+    """
     last = tl.full([], LOWEST + 1, tl.int64)
     if (top_k > 0) & (top_k < V):
-        key, ahead = _threshold(row, heat, top, last >> 32, top_k.to(tl.int64), False, V, BLOCK)
+        key, ahead = _threshold(row, heat, top, last >> 32, top_k.to(tl.int64), False, V, NARROW)
         last = _nth(row, heat, key, top_k - ahead, V, BLOCK)
     if top_p < 1:
         total = _mass_down_to(row, heat, top, last, V, BLOCK)
         needed = tl.ceil(top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
         # Above a threshold that is not below top-k's, everything is kept by top-k.
-        key, ahead = _threshold(row, heat, top, last >> 32, needed, True, V, BLOCK)
+        key, ahead = _threshold(row, heat, top, last >> 32, needed, True, V, NARROW)
         each = tl.maximum(mass(value(key), top), 1)
         last = tl.maximum(last, _nth(row, heat, key, (needed - ahead + each - 1) // each, V, BLOCK))
     if min_p > 0:

@@ -30,8 +30,12 @@ _RESULTS = ("tokens", "logprobs", "ranks", "finite")
 
 
 def _config(vocab: int) -> dict[str, Any]:
-    """Columns per block and warps, by vocabulary."""
-    return {"BLOCK": 1024, "num_warps": 8} if vocab > 1024 else {"BLOCK": 128, "num_warps": 1}
+    """Columns per block and warps, by vocabulary. They change no bits."""
+    if vocab > 4096:
+        return {"BLOCK": 4096, "NARROW": 1024, "num_warps": 8}
+    if vocab > 1024:
+        return {"BLOCK": 1024, "NARROW": 1024, "num_warps": 8}
+    return {"BLOCK": 256, "NARROW": 256, "num_warps": 2}
 
 
 @triton.jit
@@ -95,7 +99,7 @@ def _draw(row, heat, last, seed, sample_index, position, V: tl.constexpr, BLOCK:
 @triton.jit(do_not_specialize_on_alignment=[*_COLUMNS, *_RESULTS])
 def sample_kernel(
     logits, stride, temperature, top_k, top_p, min_p, seed, sample_index, position, target,
-    tokens, logprobs, ranks, finite, V: tl.constexpr, BLOCK: tl.constexpr,
+    tokens, logprobs, ranks, finite, V: tl.constexpr, BLOCK: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0)
     row = logits + at.to(tl.int64) * stride
@@ -111,7 +115,7 @@ def sample_kernel(
             k, p, least = tl.load(top_k + at), tl.load(top_p + at), tl.load(min_p + at)
             last = tl.full([], LOWEST + 1, tl.int64)
             if ((k > 0) & (k < V)) | (p < 1) | (least > 0):
-                last = last_kept(row, heat, tl.div_rn(top, heat), k, p, least, V, BLOCK)
+                last = last_kept(row, heat, tl.div_rn(top, heat), k, p, least, V, BLOCK, NARROW)
             draw, which, where = tl.load(seed + at), tl.load(sample_index + at), tl.load(position + at)
             token = _draw(row, heat, last, draw, which, where, V, BLOCK)
         x = tl.load(row + token, mask=token < V, other=0.0)
@@ -137,8 +141,7 @@ def top_kernel(logits, stride, n, ids, logprobs, V: tl.constexpr, BLOCK: tl.cons
         best = tl.where(blocks == start // BLOCK, tl.max(places), best)
     top = value((tl.max(best) >> 32).to(tl.int32))
     total = _log_total(row, top, V, BLOCK)
-    i = tl.zeros([], tl.int32)
-    while i < n:
+    for i in range(n):
         chosen = tl.max(best)
         token = token_at(chosen, V)
         tl.store(ids + at * n + i, token)
@@ -147,7 +150,6 @@ def top_kernel(logits, stride, n, ids, logprobs, V: tl.constexpr, BLOCK: tl.cons
         places = place(load_row(row, columns, V), columns, V)
         left = tl.max(tl.where(places < chosen, places, LOWEST))
         best = tl.where(blocks == token // BLOCK, left, best)
-        i += 1
 
 
 def _check(logits: Tensor) -> tuple[int, int]:
@@ -187,7 +189,10 @@ def top_logprobs(logits: Tensor, n: int, threads: int) -> tuple[Tensor, Tensor]:
     n = min(n, vocab)
     ids = torch.empty(rows, n, dtype=torch.int32, device=logits.device)
     logprobs = torch.empty(rows, n, dtype=torch.float32, device=logits.device)
-    config = _config(vocab)
-    blocks = triton.next_power_of_2(triton.cdiv(vocab, config["BLOCK"]))
-    launch(top_kernel, (rows,), logits, logits.stride(0), n, ids, logprobs, V=vocab, BLOCKS=blocks, **config)
+    block, warps = (_config(vocab)[name] for name in ("BLOCK", "num_warps"))
+    blocks = triton.next_power_of_2(triton.cdiv(vocab, block))
+    launch(
+        top_kernel, (rows,), logits, logits.stride(0), n, ids, logprobs, V=vocab, BLOCK=block, BLOCKS=blocks,
+        num_warps=warps,
+    )  # fmt: skip
     return ids, logprobs
