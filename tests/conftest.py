@@ -19,7 +19,7 @@ settings.load_profile("ci")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kernels",
-        choices=("auto", "native", "torch"),
+        choices=("auto", "native", "torch", "triton"),
         default="auto",
         help="kernel set for tests that take the kernel_kind fixture",
     )

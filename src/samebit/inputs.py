@@ -139,6 +139,10 @@ def _length(name: str, bucket: Bucket) -> int:
     }[axis]
 
 
+# Compilers make other code for addresses that are not multiples of this.
+_ALIGNMENT = 16
+
+
 class InputBuffer:
     """Owner of the flat buffer behind the inputs of one bucket."""
 
@@ -146,14 +150,14 @@ class InputBuffer:
         self.bucket = bucket
         names = [field.name for field in fields(StaticInputs)]
         sizes = {name: _length(name, bucket) * _dtype(name).itemsize for name in names}
-        # Eight-byte fields come last in StaticInputs; aligning each start costs a few bytes at most.
         offsets: dict[str, int] = {}
         end = 0
         for name in names:
-            offsets[name] = end = -(-end // 8) * 8
+            offsets[name] = end = -(-end // _ALIGNMENT) * _ALIGNMENT
             end += sizes[name]
-        self._staging = torch.zeros(end, dtype=torch.uint8)
-        self._storage = self._staging if device.type == "cpu" else torch.zeros_like(self._staging, device=device)
+        on_device = device.type != "cpu"
+        self._staging = torch.zeros(end, dtype=torch.uint8, pin_memory=on_device)
+        self._storage = torch.zeros(end, dtype=torch.uint8, device=device) if on_device else self._staging
         self._host: dict[str, np.ndarray] = {}
         views: dict[str, Tensor] = {}
         for name in names:

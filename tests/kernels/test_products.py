@@ -153,8 +153,8 @@ def test_certification_finds_a_product_that_knows_its_company(twin):
     ops = type(twin._ops)(**vars(twin._ops))
     honest = ops.linear
 
-    def impure(x, weight, num_out, threads):
-        return honest(x, weight, num_out, threads) * (1 + 1e-6 * (x.shape[0] == 17))
+    def impure(x, *rest):
+        return honest(x, *rest) * (1 + 1e-6 * (x.shape[0] == 17))
 
     ops.linear = impure
     (failure,) = certify(replace(twin, _ops=ops), [(8, 16)])

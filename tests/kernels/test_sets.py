@@ -112,7 +112,7 @@ def test_every_kernel_is_an_operator_of_every_set(kernels):
 
 def test_shapes_are_known_without_data(kernels):
     x = torch.empty(3, 5, device="meta")
-    product = operator(kernels, "linear")(x, torch.empty(0, device="meta"), 7, 1)
+    product = operator(kernels, "linear")(x, torch.empty(0, device="meta"), 7, False, False, 1)
     assert product.shape == (3, 7)
     ids, weights = operator(kernels, "route")(x, torch.empty(4, device="meta"), 2, 1, 1.0, 1)
     assert (ids.shape, ids.dtype, weights.shape) == ((3, 3), torch.int32, (3, 3))

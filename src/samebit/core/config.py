@@ -113,19 +113,22 @@ def _check_choices(prefix: str, kind: type[msgspec.Struct], settings: dict[str, 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How an engine is set up.
 
-    `dtype`: "auto" and "float32" compute in fp32 on a CPU. `max_model_len`: most tokens (prompt and output) of a request
+    `device`: "auto" is a GPU if there is one. `dtype`: of activations, K and V; "auto" is fp32 on a CPU, and what the weights are
+    stored as on a GPU. `max_model_len`: most tokens (prompt and output) of a request
     (None: the model's limit, or what the pools hold). `max_num_seqs`: most running requests.
     `max_num_batched_tokens`: most tokens a step. `page_size`: tokens a KV page. `checkpoint_interval`: a prefix-cache
     checkpoint is kept at multiples of it (a multiple of `page_size`). `num_pages`, `num_window_pages`,
-    `num_checkpoints`: pool sizes (None: from `cache_bytes`). `num_threads`: CPU threads (None: all cores).
-    `graph`: "eager", or "trace" (each step is recorded once for its sizes and replayed; the same bits).
-    `kernels`: "native" (compiled), "torch" (pure torch) or "auto". `speculative_config`: who guesses tokens ahead (None:
+    `num_checkpoints`: pool sizes (None: from `cache_bytes`). `cache_bytes`: memory to size the pools by (None: 1 GiB on a CPU,
+    what `gpu_memory_utilization` of a GPU's memory leaves beside the weights and a step). `num_threads`: CPU threads (None: all
+    cores). `graph`: "eager", "trace" (each step is recorded once for its sizes and replayed), "cuda" (CUDA graphs, captured at
+    start), all of the same bits; "auto" is "cuda" on a GPU. `kernels`: "native" (compiled) or "torch" (pure torch) on a CPU,
+    "triton" on a GPU, or "auto". `speculative_config`: who guesses tokens ahead (None:
     nobody). `poison`: fill fresh and freed memory with NaN (tests).
     """
 
     model: str = "nano"
-    device: Literal["cpu"] = "cpu"
-    dtype: Literal["auto", "float32"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
@@ -135,11 +138,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_pages: int | None = None
     num_window_pages: int | None = None
     num_checkpoints: int | None = None
-    cache_bytes: int = 1 << 30
+    cache_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
     seed: int = 0
     num_threads: int | None = None
-    graph: Literal["eager", "trace"] = "eager"
-    kernels: Literal["auto", "native", "torch"] = "auto"
+    graph: Literal["auto", "eager", "trace", "cuda"] = "auto"
+    kernels: Literal["auto", "native", "torch", "triton"] = "auto"
     poison: bool = False
     speculative_config: SpeculativeConfig | None = None
     schedule: Schedule = Schedule()
@@ -161,6 +165,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name, (value, low) in limits.items():
             if value is not None and value < low:
                 raise ConfigError(f"{name}={value}: must be at least {low}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"gpu_memory_utilization={self.gpu_memory_utilization}: must be above 0 and at most 1")
         if self.checkpoint_interval % self.page_size:
             raise ConfigError(
                 f"checkpoint_interval={self.checkpoint_interval}: must be a multiple of page_size ({self.page_size})"

@@ -9,6 +9,7 @@ import torch
 from samebit.core.config import EngineConfig
 from samebit.core.errors import InvalidRequestError
 from samebit.core.request import EngineInfo, EngineOutput, Request
+from samebit.engine.device import cache_budget, capture_graphs, free_bytes, make_runner, settled
 from samebit.engine.interrupts import uninterrupted
 from samebit.engine.loading import load
 from samebit.engine.model_source import resolve_model
@@ -16,8 +17,6 @@ from samebit.engine.output import OutputProcessor
 from samebit.engine.profile import fingerprint, numerics_profile
 from samebit.engine.sizing import size_pools
 from samebit.engine.tokenizer import Tokenizer
-from samebit.runner.runner import LocalRunner
-from samebit.runner.step import Speculation
 from samebit.scheduler.scheduler import Scheduler
 from samebit.scheduler.sequence import Progress
 from samebit.speculative.drafter import Drafter
@@ -39,13 +38,15 @@ class Engine:
     def __init__(self, config: EngineConfig, drafter: HostDrafter | None = None) -> None:
         config.validate()
         folder = resolve_model(config.model)
+        config = settled(config, folder)
         device = torch.device(config.device)
         self.tokenizer = Tokenizer(folder)
         loaded = load(config, folder, device)
         kernels, model = loaded.kernels, loaded.model
         guesser, max_drafts = _speculation(config, loaded.drafter)
         layout, self.drafter_part = loaded.layout()
-        geometry, max_length = size_pools(config, layout, model.max_length, max_drafts)
+        budget = cache_budget(config, loaded, max_drafts, device)
+        geometry, max_length = size_pools(config, layout, model.max_length, max_drafts, budget, free_bytes(device))
         self.pools = StatePools(geometry, device, poison=config.poison)
         self.manager = StateManager(
             geometry,
@@ -53,10 +54,8 @@ class Engine:
             order_seed=config.schedule.seed if config.poison else None,
         )
         self.scheduler = Scheduler(config, self.manager, max_length, drafter or guesser)
-        speculation = None
-        if loaded.drafter is not None and self.drafter_part is not None:
-            speculation = Speculation(loaded.drafter, self.pools.part(self.drafter_part))
-        self._runner = LocalRunner(model, kernels, self.pools, device, config.graph, speculation)
+        self._runner = make_runner(config, loaded, self.pools, device)
+        capture_graphs(config, self._runner, self.pools, is_drafting=loaded.drafter is not None)
         self._outputs = OutputProcessor(self.tokenizer)
         self._totals = {"generation_tokens": 0, "failed_steps": 0}
         profile = numerics_profile(config, kernels)

@@ -14,7 +14,7 @@ from samebit.core.errors import ConfigError
 from samebit.engine.model_source import bundled_drafter, resolve_model
 from samebit.kernels.certify import certify
 from samebit.kernels.native.build import NativeUnavailableError
-from samebit.kernels.sets import TORCH_SET, KernelSet, select_kernels
+from samebit.kernels.sets import TORCH_SET, KernelSet, select_kernels, triton_kernels
 from samebit.models.base import CausalLM, load_model
 from samebit.speculative.drafter import Drafter
 from samebit.speculative.load import BLOCK_METHODS, device_drafter_taps, load_drafter
@@ -42,18 +42,30 @@ def load(config: EngineConfig, folder: Path, device: torch.device) -> Loaded:
 
     Raises ConfigError or ModelError for what cannot be served.
     """
-    try:
-        kernels = select_kernels(config.kernels, config.num_threads or len(os.sched_getaffinity(0)))
-    except NativeUnavailableError as error:
-        raise ConfigError(f"kernels={config.kernels!r}: {error}") from error
+    kernels = _select_kernels(config, device)
     loaded = _load_with(config, folder, kernels, device)
     shapes = loaded.model.linear_shapes() | (loaded.drafter.linear_shapes() if loaded.drafter else set())
-    failures = [] if kernels.name == TORCH_SET else certify(kernels, shapes)
+    failures = [] if kernels.name == TORCH_SET else certify(kernels, shapes, device=device)
     if not failures:
         return loaded
+    if device.type != "cpu":
+        raise ConfigError(f"{kernels.name} is not row-pure on this device: {failures}")
     for failure in failures:
         _log.warning("%s is not row-pure on this host for %s; using the torch kernels there", kernels.name, failure)
     return _load_with(config, folder, kernels.without((f.num_out, f.num_in) for f in failures), device)
+
+
+def _select_kernels(config: EngineConfig, device: torch.device) -> KernelSet:
+    if device.type == "cuda" or config.kernels == "triton":
+        assert config.dtype != "auto", "settings are settled first"
+        try:
+            return triton_kernels(config.dtype, device, config.max_num_batched_tokens)
+        except (ImportError, RuntimeError) as error:
+            raise ConfigError(f"device={device.type!r}, kernels='triton': {error}") from error
+    try:
+        return select_kernels(config.kernels, config.num_threads or len(os.sched_getaffinity(0)))
+    except NativeUnavailableError as error:
+        raise ConfigError(f"kernels={config.kernels!r}: {error}") from error
 
 
 def _load_with(config: EngineConfig, folder: Path, kernels: KernelSet, device: torch.device) -> Loaded:

@@ -20,7 +20,7 @@ def numerics_profile(config: EngineConfig, kernels: KernelSet) -> dict[str, str 
 
     Thread counts, batch limits and pool sizes are not part of it: they change no bit.
     """
-    return {"device": config.device, "dtype": "float32", "torch": str(torch.__version__), **kernels.describe()}
+    return {"device": config.device, "dtype": kernels.element, "torch": str(torch.__version__), **kernels.describe()}
 
 
 def fingerprint(folder: Path, profile: dict[str, str | int]) -> str:

@@ -13,20 +13,30 @@ from samebit.state.layout import PageGroup, StateGeometry, StateLayout
 _log = logging.getLogger(__name__)
 
 _MAX_CHECKPOINTS = 1024
+DEFAULT_CACHE_BYTES = 1 << 30
+"""Memory for pools where nothing else is said."""
 
 
 def size_pools(
-    config: EngineConfig, layout: StateLayout, model_max_length: int, max_drafts: int = 0
+    config: EngineConfig,
+    layout: StateLayout,
+    model_max_length: int,
+    max_drafts: int = 0,
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
+    available: int | None = None,
 ) -> tuple[StateGeometry, int]:
     """The geometry of all pools, and the most tokens that one request can have; a step verifies at most `max_drafts` guesses.
 
+    `cache_bytes` sizes what the settings do not; `available`: bytes that all pools must fit (None: what this machine has free).
     Raises ConfigError naming the setting that does not fit.
     """
     if config.max_model_len is not None and config.max_model_len > model_max_length:
         raise ConfigError(f"max_model_len={config.max_model_len}: the model's limit is {model_max_length}")
     length = config.max_model_len or model_max_length
-    num_checkpoints = config.num_checkpoints or _affordable_checkpoints(config, layout)
-    num_pages = tuple(_num_pages(config, layout, group, length, num_checkpoints) for group in layout.groups)
+    num_checkpoints = config.num_checkpoints or _affordable_checkpoints(config, layout, cache_bytes)
+    num_pages = tuple(
+        _num_pages(config, layout, group, length, num_checkpoints, cache_bytes) for group in layout.groups
+    )
     for group, count in zip(layout.groups, num_pages, strict=True):
         capacity = count * config.page_size
         if group.window is None and capacity < length:
@@ -45,13 +55,12 @@ def size_pools(
         max_length=length,
         max_drafts=max_drafts,
     )
-    _check_memory(geometry)
+    _check_memory(geometry, psutil.virtual_memory().available if available is None else available)
     return geometry, length
 
 
-def _check_memory(geometry: StateGeometry) -> None:
-    """Refuse pools that this machine cannot hold, and say what makes them large."""
-    available = psutil.virtual_memory().available
+def _check_memory(geometry: StateGeometry, available: int) -> None:
+    """Refuse pools that the device cannot hold, and say what makes them large."""
     if geometry.num_bytes > available:
         raise ConfigError(
             f"the pools need {geometry.num_bytes / 1e9:.1f} GB and {available / 1e9:.1f} GB are available: "
@@ -77,7 +86,7 @@ def _live_window_pages(config: EngineConfig, group: PageGroup) -> int:
     return config.max_num_seqs * per_sequence + -(-config.max_num_batched_tokens // config.page_size)
 
 
-def _affordable_checkpoints(config: EngineConfig, layout: StateLayout) -> int:
+def _affordable_checkpoints(config: EngineConfig, layout: StateLayout, cache_bytes: int) -> int:
     """Checkpoints that fit half of the budget together with their windows; at least one a running sequence."""
     windows = [group for group in layout.groups if group.window is not None]
     row_bytes = sum(stream.width for stream in layout.streams) * layout.element_bytes
@@ -85,16 +94,23 @@ def _affordable_checkpoints(config: EngineConfig, layout: StateLayout) -> int:
     each += sum(
         _window_pages(group, config.page_size) * _page_bytes(layout, group, config.page_size) for group in windows
     )
-    return max(config.max_num_seqs, min(_MAX_CHECKPOINTS, config.cache_bytes // 2 // max(each, 1)))
+    return max(config.max_num_seqs, min(_MAX_CHECKPOINTS, cache_bytes // 2 // max(each, 1)))
 
 
-def _num_pages(config: EngineConfig, layout: StateLayout, group: PageGroup, length: int, num_checkpoints: int) -> int:
+def _num_pages(
+    config: EngineConfig,
+    layout: StateLayout,
+    group: PageGroup,
+    length: int,
+    num_checkpoints: int,
+    cache_bytes: int,
+) -> int:
     per_sequence = -(-length // config.page_size)
     if group.window is not None:
         wanted = _live_window_pages(config, group) + num_checkpoints * _window_pages(group, config.page_size)
         return config.num_window_pages or wanted
     if config.num_pages is not None:
         return config.num_pages
-    affordable = config.cache_bytes // 2 // _page_bytes(layout, group, config.page_size)
+    affordable = cache_bytes // 2 // _page_bytes(layout, group, config.page_size)
     # Twice what running sequences can use leaves as much for the prefix cache; more than that is seldom touched.
     return max(2, min(affordable, 2 * config.max_num_seqs * per_sequence))

@@ -16,6 +16,7 @@ from samebit.kernels.values import Packed
 ROW_COUNTS = (2, 3, 5, 8, 16, 17, 33, 66)
 FEW_ROW_COUNTS = (3, 17)
 MAX_WEIGHTS = 1 << 16
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ def certify(
     shapes: Iterable[tuple[int, int]],
     *,
     dtype: torch.dtype = torch.float32,
+    device: torch.device = _CPU,
     budget_seconds: float = 0.5,
 ) -> list[Failure]:
     """The failures of ``kernels.linear`` over ``shapes`` of (N, K), at most one for each; empty means certified.
@@ -46,9 +48,9 @@ def certify(
     failures = []
     for num_out, num_in in sorted(set(shapes)):
         columns = max(1, min(num_out, MAX_WEIGHTS // num_in))
-        weight = torch.randn(columns, num_in, generator=generator).to(dtype)
+        weight = torch.randn(columns, num_in, generator=generator).to(dtype).to(device)
         counts = ROW_COUNTS if time.perf_counter() < deadline else FEW_ROW_COUNTS
-        x = torch.randn(max(counts), num_in, generator=generator)
+        x = torch.randn(max(counts), num_in, generator=generator).to(device)
         found = _first_failure(kernels, kernels.pack_linear(weight), x, counts)
         if found is not None:
             failures.append(Failure(num_out, num_in, *found))

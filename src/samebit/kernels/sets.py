@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from samebit.kernels import torch_set
@@ -33,9 +34,9 @@ from samebit.kernels.values import (
 )
 
 _log = logging.getLogger(__name__)
-KernelKind = Literal["auto", "native", "torch", "triton"]
+KernelKind = Literal["auto", "native", "torch"]
 Element = Literal["float32", "bfloat16"]
-TORCH_SET = "torch"
+TORCH_SET, TRITON_SET = "torch", "triton"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -257,6 +258,28 @@ def native_kernels(isa: str, num_threads: int) -> KernelSet:
     details = {"build": library.build, "compiler": library.compiler}
     name, pack = f"native-{isa}", bindings.make_pack(library)
     return KernelSet(name, num_threads, details, pack, ops, _count_launches=bindings.launch_counter(library))
+
+
+def triton_kernels(element: Element, device: torch.device, max_rows: int) -> KernelSet:
+    """The set for a CUDA device, for activations of ``element`` and launches of up to ``max_rows`` tokens.
+
+    Raises ImportError without Triton, and RuntimeError if its kernels cannot run on ``device``.
+    """
+    from samebit.kernels.triton import set as triton_set  # noqa: PLC0415 - Triton is not there on every machine
+
+    triton_set.check_device(device)
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[element]
+    ops = operators(f"triton_{element}", triton_set.implementations(dtype), ("CPU", "CUDA"))
+    return KernelSet(
+        TRITON_SET,
+        1,
+        triton_set.describe(device),
+        triton_set.make_pack(dtype),
+        ops,
+        _count_launches=triton_set.num_launches,
+        element=element,
+        _library_rows=triton_set.make_library_rows(dtype, device, max_rows),
+    )
 
 
 def select_kernels(kind: KernelKind, num_threads: int) -> KernelSet:

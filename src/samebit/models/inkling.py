@@ -20,7 +20,7 @@ from samebit.layers.norm import RmsNorm
 from samebit.layers.short_conv import ShortConv
 from samebit.models.hidden import Hidden
 from samebit.models.inkling_config import InklingConfig
-from samebit.state.layout import ConvStream, KvLayer, PageGroup, StateLayout
+from samebit.state.layout import ConvStream, Element, KvLayer, PageGroup, StateLayout
 from samebit.state.pools import ConvPool, KvPool, PoolPart
 
 STREAMS = ("kv", "attn", "mlp")
@@ -82,7 +82,12 @@ class InklingModel:
     """
 
     def __init__(
-        self, config: InklingConfig, parts: InklingParts, device: torch.device, taps: Sequence[int] = ()
+        self,
+        config: InklingConfig,
+        parts: InklingParts,
+        device: torch.device,
+        taps: Sequence[int] = (),
+        element: Element = "float32",
     ) -> None:
         self.config = config
         self._taps = tuple(taps)
@@ -91,7 +96,7 @@ class InklingModel:
         self.num_parameters = parts.num_parameters
         self._parts = parts
         self._mup = config.logits_mup_width_multiplier
-        self._layout = state_layout(config)
+        self._layout = state_layout(config, element)
         self._places = block_places(config.is_window)
         self._tau = log_scaling(config).to(device)
 
@@ -127,8 +132,8 @@ class InklingModel:
         return self._parts.head(hidden / self._mup)
 
 
-def state_layout(config: InklingConfig) -> StateLayout:
-    """Page groups and conv streams of the model."""
+def state_layout(config: InklingConfig, element: Element) -> StateLayout:
+    """Page groups and conv streams of the model, of numbers of one kind."""
     full = KvLayer(config.num_key_value_heads, config.head_dim)
     window = KvLayer(config.swa_num_key_value_heads, config.swa_head_dim)
     groups = tuple(
@@ -143,7 +148,7 @@ def state_layout(config: InklingConfig) -> StateLayout:
         kv = window if is_window else full
         widths = (2 * kv.num_kv_heads * kv.head_dim, config.hidden_size, config.hidden_size)
         streams += [ConvStream(f"layers.{i}.{name}", width) for name, width in zip(STREAMS, widths, strict=True)]
-    return StateLayout(groups=groups, streams=tuple(streams), kernel_size=config.sconv_kernel_size)
+    return StateLayout(groups, tuple(streams), config.sconv_kernel_size, element)
 
 
 def log_scaling(config: InklingConfig) -> Tensor:

@@ -153,12 +153,17 @@ class Recording:
 
     def check(self, manifest: Manifest) -> None:
         """Raise GraphError, naming the operations, unless an eager step did just what was recorded."""
-        extra, missing = manifest - self.manifest, self.manifest - manifest
-        if extra or missing:
-            raise GraphError(
-                f"a step and its recording differ: not recorded {dict(extra)}, only recorded {dict(missing)}; "
-                "a branch was taken at one time and not at the other"
-            )
+        check_manifest(manifest, self.manifest)
+
+
+def check_manifest(manifest: Manifest, recorded: Manifest) -> None:
+    """Raise GraphError, naming the operations, unless a step did just what was recorded."""
+    extra, missing = manifest - recorded, recorded - manifest
+    if extra or missing:
+        raise GraphError(
+            f"a step and its recording differ: not recorded {dict(extra)}, only recorded {dict(missing)}; "
+            "a branch was taken at one time and not at the other"
+        )
 
 
 def watched(step: Callable[[], StepTensors]) -> tuple[StepTensors, Manifest]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -14,14 +14,17 @@ from samebit.core.plan import BatchPlan, SampleOutput, StepOutput
 from samebit.inputs import Bucket
 from samebit.kernels.sets import KernelSet
 from samebit.models.base import CausalLM
+from samebit.runner.cuda_graphs import CudaRecording
 from samebit.runner.graphs import Recording, watched
+from samebit.runner.ladder import first_that_holds
+from samebit.runner.readback import on_host
 from samebit.runner.step import Speculation, StepBuffers, StepTensors, run_step
 from samebit.state.pools import StatePools
 
 _MAX_PROGRAMS = 64
 _INERT = BatchPlan(step=0, rows=[], samples=[], entries=[], page_deltas=[])
 
-Graph = Literal["eager", "trace"]
+Graph = Literal["eager", "trace", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,14 @@ class _Place:
     pools: StatePools
     device: torch.device
     speculation: Speculation | None
+    graph_memory: Any  # Any: torch's private handle of the memory that graphs share; None without graphs
 
 
 class _Program:
     """The step function on the buffers of one bucket; owner of these buffers."""
 
     def __init__(self, place: _Place, bucket: Bucket) -> None:
+        self._pools = place.pools
         self.buffers = StepBuffers(bucket, place.pools, place.device)
         self._step = (place.model, place.kernels, self.buffers, place.pools, bucket, place.speculation)
 
@@ -47,14 +52,22 @@ class _Program:
         return run_step(*self._step)
 
 
-class _TracedProgram(_Program):
+class _RecordedProgram(_Program):
     """A program that is recorded on inert inputs, compared with its first real step, and replayed from then on."""
 
     def __init__(self, place: _Place, bucket: Bucket) -> None:
         super().__init__(place, bucket)
         self.buffers.fill(_INERT)
-        self._recording = Recording(super().run, place.kernels.num_launches)
+        self._recording = self._record(place, super().run)
         self._is_checked = False
+
+    def _record(self, place: _Place, step: Callable[[], StepTensors]) -> Recording | CudaRecording:
+        if place.graph_memory is None:
+            return Recording(step, place.kernels.num_launches)
+        return CudaRecording(step, place.kernels.num_launches, self._addresses, place.graph_memory)
+
+    def _addresses(self) -> tuple[int, ...]:
+        return (self.buffers.inputs.token_ids.data_ptr(), *self._pools.addresses())
 
     def run(self) -> StepTensors:
         """Replay the step on what the inputs hold. Raises GraphError if it is not what an eager step does."""
@@ -69,7 +82,8 @@ class _TracedProgram(_Program):
 class LocalRunner:
     """Executes plans on one device. Owner of a program for each bucket; shares the pools with the model's kernels.
 
-    `graph` "eager" runs the step function on buckets that fit; "trace" replays recordings, on few sizes of buckets.
+    `graph` "eager" runs the step function on buckets that fit; "trace" replays recordings, on few sizes of buckets; "cuda" replays
+    graphs of the buckets that `capture` was given, and runs what fits none of them eagerly.
     """
 
     def __init__(
@@ -83,8 +97,10 @@ class LocalRunner:
     ) -> None:
         self._pools = pools
         self._graph = graph
-        self._place = _Place(model, kernels, pools, device, speculation)
+        memory = torch.cuda.graph_pool_handle() if graph == "cuda" else None
+        self._place = _Place(model, kernels, pools, device, speculation, memory)
         self._programs: OrderedDict[Bucket, _Program] = OrderedDict()
+        self._captured: dict[Bucket, _Program] = {}
 
     @torch.inference_mode()
     def execute(self, plan: BatchPlan) -> StepOutput:
@@ -92,14 +108,35 @@ class LocalRunner:
         bucket = Bucket.of(plan)
         with _one_torch_thread():
             self._pools.wipe(plan.retired)
-            program = self._program(bucket if self._graph == "eager" else bucket.rounded_up())
+            program = self._captured_program(bucket)
+            if program is None:
+                program = self._program(bucket.rounded_up() if self._graph == "trace" else bucket)
             program.buffers.fill(plan)
-            return _read_back(plan, program.run())
+            return _read_back(plan, on_host(program.run()))
+
+    @torch.inference_mode()
+    def capture(self, buckets: Sequence[Bucket]) -> Iterator[int]:
+        """Capture a graph for each bucket, largest first, so that the others find its memory; how many are done, as they are."""
+        for number, bucket in enumerate(reversed(buckets), 1):
+            self._captured[bucket] = _RecordedProgram(self._place, bucket)
+            yield number
+        self._captured = {bucket: self._captured[bucket] for bucket in buckets}
+
+    @torch.inference_mode()
+    def run_inert(self, bucket: Bucket) -> None:
+        """Run a step of no rows in `bucket`, eagerly: it takes the memory that any step of these sizes takes."""
+        program = _Program(self._place, bucket)
+        program.buffers.fill(_INERT)
+        program.run()
+
+    def _captured_program(self, bucket: Bucket) -> _Program | None:
+        found = first_that_holds(bucket, self._captured)
+        return None if found is None else self._captured[found]
 
     def _program(self, bucket: Bucket) -> _Program:
         program = self._programs.pop(bucket, None)
         if program is None:
-            make = _Program if self._graph == "eager" else _TracedProgram
+            make = _RecordedProgram if self._graph == "trace" else _Program
             program = make(self._place, bucket)
         self._programs[bucket] = program
         if len(self._programs) > _MAX_PROGRAMS:

@@ -76,7 +76,7 @@ class MtpDrafter:
 
     def state_layout(self) -> StateLayout:
         """The depths' keys and convolutions, and one stream a depth for the hidden states before its rows."""
-        layout = state_layout(self._config)
+        layout = state_layout(self._config, self._target.state_layout().element)
         streams: list[ConvStream] = []
         per_block = len(layout.streams) // self.max_drafts
         for i in range(self.max_drafts):

@@ -12,6 +12,7 @@ import msgspec
 
 from samebit.core.plan import SlotId, SnapshotId
 
+Element = Literal["float32", "bfloat16", "int64"]
 ZERO_ROW = 0
 SINK_ROW = 1
 _FIRST_ROW = 2
@@ -56,7 +57,7 @@ class StateLayout(msgspec.Struct, frozen=True):
     groups: tuple[PageGroup, ...]
     streams: tuple[ConvStream, ...]
     kernel_size: int
-    element: Literal["float32", "int64"] = "float32"
+    element: Element = "float32"
 
     @property
     def history(self) -> int:
@@ -66,7 +67,7 @@ class StateLayout(msgspec.Struct, frozen=True):
     @property
     def element_bytes(self) -> int:
         """Bytes of one element."""
-        return 8 if self.element == "int64" else 4
+        return {"bfloat16": 2, "float32": 4, "int64": 8}[self.element]
 
 
 class LayoutPart(msgspec.Struct, frozen=True):

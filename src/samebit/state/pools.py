@@ -15,9 +15,9 @@ from samebit.core.plan import SINK_PAGE, RetiredIds
 from samebit.state.layout import SINK_ROW, ZERO_ROW, LayoutPart, StateGeometry
 
 _POISON_TAG = 0x7F7F7F7F7F7F7F7F
-_DTYPES = {"float32": torch.float32, "int64": torch.int64}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
 # Integers have no NaN; any word that no model writes will do.
-_POISON: dict[str, float | int] = {"float32": torch.nan, "int64": 0x7E7E7E7E7E7E7E7E}
+_POISON: dict[str, float | int] = {"float32": torch.nan, "bfloat16": torch.nan, "int64": 0x7E7E7E7E7E7E7E7E}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,15 @@ class StatePools:
         """The share of a layout that was added to another, from its first layers and stream on."""
         kv = tuple(self.kv[g][first:] for g, first in zip(place.groups, place.first_layers, strict=True))
         return PoolPart(self.conv[place.first_stream :], kv, place.groups)
+
+    def addresses(self) -> tuple[int, ...]:
+        """Where everything lies; a graph holds these addresses."""
+        tables = self.tables
+        named = (tables.length, tables.next_token, tables.drafts, tables.ring_tags, self.row_tags)
+        pools = (t for group in self.kv for pool in group for t in (pool.k, pool.v))
+        rows = (conv.rows for conv in self.conv)
+        tensors = (*named, *tables.page_table, *tables.page_stamps, *self.page_tags, *pools, *rows)
+        return tuple(tensor.data_ptr() for tensor in tensors)
 
     def wipe(self, retired: RetiredIds) -> None:
         """Overwrite freed memory with NaN (integers: a word nobody writes) and a tag nobody uses, if poison is on."""

@@ -1,0 +1,128 @@
+"""Where an engine computes: settings that depend on the device, the runner on it, and how much memory is left for pools."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import psutil
+import torch
+
+from samebit.core.config import EngineConfig
+from samebit.core.errors import ConfigError
+from samebit.engine.loading import Loaded
+from samebit.engine.sizing import DEFAULT_CACHE_BYTES, size_pools
+from samebit.models.checkpoint import read_json
+from samebit.runner.ladder import ladder
+from samebit.runner.runner import LocalRunner
+from samebit.runner.step import Speculation
+from samebit.state.pools import StatePools
+
+_log = logging.getLogger(__name__)
+
+_CHOICES = {
+    # Triton's interpreter runs its kernels on a CPU, for whoever works on them.
+    "kernels": {"cpu": ("native", "torch", "triton"), "cuda": ("triton",)},
+    "graph": {"cpu": ("eager", "trace"), "cuda": ("eager", "trace", "cuda")},
+    "dtype": {"cpu": ("float32",), "cuda": ("float32", "bfloat16")},
+}
+# Of the memory that a step takes: the graphs keep their own, and steps that run eagerly take it once more.
+_WORKSPACES = 2
+
+
+def settled(config: EngineConfig, folder: Path) -> EngineConfig:
+    """`config` with a device, dtype and graph, for the model in `folder`; ConfigError names what this machine cannot do."""
+    device = config.device
+    if device == "auto":
+        has_gpu = torch.cuda.is_available() and config.kernels in ("auto", *_CHOICES["kernels"]["cuda"])
+        device = "cuda" if has_gpu else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device='cuda': torch finds no CUDA device on this machine")
+    for name, choices in _CHOICES.items():
+        value = getattr(config, name)
+        if value not in ("auto", *choices[device]):
+            allowed = ", ".join(map(repr, choices[device]))
+            raise ConfigError(f"{name}={value!r}: must be 'auto' or one of {allowed} on a {device} device")
+    dtype, graph = config.dtype, config.graph
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else _stored_dtype(folder)
+    if graph == "auto":
+        graph = "cuda" if device == "cuda" else "eager"
+    return msgspec.structs.replace(config, device=device, dtype=dtype, graph=graph)
+
+
+def _stored_dtype(folder: Path) -> Literal["float32", "bfloat16"]:
+    """What the model's config says that its weights are stored as; everything narrower than fp32 is bf16 here."""
+    raw = read_json(folder / "config.json")
+    named = [part.get(key) for part in (raw, raw.get("text_config", {})) for key in ("torch_dtype", "dtype")]
+    return "float32" if "float32" in named else "bfloat16"
+
+
+def make_runner(config: EngineConfig, loaded: Loaded, pools: StatePools, device: torch.device) -> LocalRunner:
+    """A runner of the model, and of the drafter on the device, over `pools`."""
+    _, part = loaded.layout()
+    speculation = None
+    if loaded.drafter is not None and part is not None:
+        speculation = Speculation(loaded.drafter, pools.part(part))
+    assert config.graph != "auto", "settings are settled first"
+    return LocalRunner(loaded.model, loaded.kernels, pools, device, config.graph, speculation)
+
+
+def capture_graphs(config: EngineConfig, runner: LocalRunner, pools: StatePools, *, is_drafting: bool) -> None:
+    """Capture the steps that an engine expects to run, if it uses CUDA graphs."""
+    if config.graph != "cuda":
+        return
+    from rich.console import Console  # noqa: PLC0415 - as below
+    from rich.progress import track  # noqa: PLC0415 - an engine on a CPU should not pay for it
+
+    buckets = ladder(pools.geometry, config.max_num_batched_tokens, is_drafting=is_drafting)
+    console = Console(stderr=True)
+    for _ in track(
+        runner.capture(buckets), "Capturing graphs", len(buckets), console=console, disable=not console.is_terminal
+    ):
+        pass
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of `device` that nobody uses."""
+    return psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+
+
+def cache_budget(config: EngineConfig, loaded: Loaded, max_drafts: int, device: torch.device) -> int:
+    """Bytes to size the pools by: those asked for, or on a GPU what the weights and the largest step leave of its share.
+
+    A step's memory does not depend on what is in it, so a step of no rows tells how much it takes. Raises ConfigError if nothing
+    is left.
+    """
+    if config.cache_bytes is not None:
+        return config.cache_bytes
+    if device.type == "cpu":
+        return DEFAULT_CACHE_BYTES
+    layout, _ = loaded.layout()
+    length = config.max_model_len or loaded.model.max_length
+    small = msgspec.structs.replace(
+        config, num_pages=-(-length // config.page_size), num_window_pages=None, num_checkpoints=config.max_num_seqs
+    )
+    geometry, _ = size_pools(small, layout, loaded.model.max_length, max_drafts, 1)
+    pools = StatePools(geometry, device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    largest = ladder(geometry, config.max_num_batched_tokens, is_drafting=loaded.drafter is not None)[-1]
+    make_runner(msgspec.structs.replace(config, graph="eager"), loaded, pools, device).run_inert(largest)
+    workspace = torch.cuda.max_memory_allocated(device) - before
+    pool_bytes = geometry.num_bytes
+    del pools
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    allowed, used = int(config.gpu_memory_utilization * total), total - free
+    budget = allowed - used + pool_bytes - _WORKSPACES * workspace
+    _log.info("GPU memory: %.2f GB of %.2f in use, %.2f a step", used / 1e9, total / 1e9, workspace / 1e9)
+    if budget < pool_bytes:
+        raise ConfigError(
+            f"gpu_memory_utilization={config.gpu_memory_utilization}: allows {allowed / 1e9:.2f} of {total / 1e9:.2f} GB, but "
+            f"{used / 1e9:.2f} GB are in use (weights, and other processes), and a step of {config.max_num_batched_tokens} tokens "
+            f"(max_num_batched_tokens) takes {_WORKSPACES * workspace / 1e9:.2f} GB"
+        )
+    return budget

@@ -1,0 +1,87 @@
+"""The set for CUDA devices, put together from its families. Knows which kernels there are, and what their bits depend on."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from samebit.kernels.triton import (
+    attention,
+    block_attention,
+    conv,
+    experts,
+    index,
+    launch,
+    linear,
+    pages,
+    rows,
+    sampling,
+)
+
+num_launches = launch.num_launches
+# Fewer rows than this are split over K by the libraries that are known.
+_LEAST_LIBRARY_ROWS = 64
+
+
+def implementations(activation: torch.dtype) -> dict[str, Callable[..., Any]]:
+    """Every kernel, for activations of this dtype."""
+    return {
+        **linear.implementations(activation),
+        **rows.implementations(activation),
+        "step_index": index.step_index,
+        "accept": index.accept,
+        "short_conv": conv.short_conv,
+        "shift": conv.shift,
+        "write_kv": pages.write_kv,
+        "attention": attention.attention,
+        "block_attention": block_attention.block_attention,
+        "route": experts.route,
+        "moe": experts.moe,
+        "sample": sampling.sample,
+        "top_logprobs": sampling.top_logprobs,
+    }
+
+
+def check_device(device: torch.device) -> None:
+    """Raise RuntimeError if kernels cannot run on ``device``."""
+    if launch.IS_INTERPRETED != (device.type == "cpu"):
+        wanted = "a CUDA device, or TRITON_INTERPRET=1 to interpret them on a CPU"
+        raise RuntimeError(f"Triton kernels need {wanted}; this is {device}, interpreted: {launch.IS_INTERPRETED}")
+
+
+def make_pack(activation: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """The packing function, for weights [..., N, K]."""
+    return partial(linear.pack_linear, activation=activation)
+
+
+def make_library_rows(
+    activation: torch.dtype, device: torch.device, max_rows: int
+) -> Callable[[Tensor], frozenset[int]]:
+    """Tells for a packed weight [N, K] at which row counts up to ``max_rows`` the library may stand in; each shape is tried once."""
+    counts = {max_rows, *(1 << power for power in range(max_rows.bit_length()))}
+    found: dict[torch.Size, frozenset[int]] = {}
+
+    def library_rows(weight: Tensor) -> frozenset[int]:
+        if launch.IS_INTERPRETED:
+            return frozenset()
+        if weight.shape not in found:
+            wanted = [count for count in counts if count >= _LEAST_LIBRARY_ROWS]
+            found[weight.shape] = linear.certified_row_counts(
+                (weight.shape[0], weight.shape[1]), activation, wanted, device
+            )
+        return found[weight.shape]
+
+    return library_rows
+
+
+def describe(device: torch.device) -> Mapping[str, str]:
+    """What the numerics profile records of this set."""
+    found = {"triton": str(triton.__version__)}
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        found |= {"gpu": torch.cuda.get_device_name(device), "compute_capability": f"{major}.{minor}"}
+        found |= {"cuda": str(torch.version.cuda)}
+    return found
