@@ -106,5 +106,8 @@ def embedding(activation: torch.dtype, ids: Tensor, table: Tensor, threads: int)
 
 def implementations(activation: torch.dtype) -> dict[str, Callable[..., Any]]:
     """These kernels for activations of this dtype, with the arguments of the operators."""
-    functions = {"rms_norm": rms_norm, "swiglu": swiglu, "embedding": embedding}
-    return {name: partial(function, activation) for name, function in functions.items()}
+    return {
+        "rms_norm": partial(rms_norm, activation),
+        "swiglu": partial(swiglu, activation),
+        "embedding": partial(embedding, activation),
+    }

@@ -1,0 +1,248 @@
+"""Short convolution and shift on a device: the twin's bits, and steps of any cut in any company.
+
+Sums are taken in the twin's order and without fused operations, so they are equal to its, not close.
+"""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from samebit.kernels import torch_set
+from samebit.kernels.triton import conv
+from samebit.kernels.values import ConvIndex
+from tests.kernels.cases import SINK, ints, longs, normal, ring_index, tag
+
+TAPS, RING, HISTORY = 4, 9, 3
+
+
+def kept(x, dtype):
+    """``x`` as a pool of ``dtype`` holds it, in fp32."""
+    return x.to(dtype).float()
+
+
+def pool(channels, rows=40, *, values=torch.nan):
+    """Rows of NaN but for the zero row, and tags nobody expects."""
+    found = torch.full((rows, channels), values)
+    found[0] = 0
+    tags = torch.full((rows,), -1, dtype=torch.int64)
+    tags[0] = 0
+    return found, tags
+
+
+def run(device, dtype, x, taps, values, tags, ix, residual=None):
+    """One step on a pool of ``dtype`` behind ``values`` and ``tags`` on the CPU, which it changes; the output on the CPU."""
+    rows, row_tags = values.to(device, dtype), tags.to(device)
+    index = [getattr(ix, name).to(device) for name in ConvIndex.__slots__]
+    if taps is None:
+        y = conv.shift(x.to(device), rows, row_tags, *index, 1)
+    else:
+        extra = None if residual is None else residual.to(device)
+        y = conv.short_conv(x.to(device), taps.to(device), rows, row_tags, *index, extra, 1)
+    values.copy_(rows)
+    tags.copy_(row_tags)
+    return y.cpu()
+
+
+def twin(x, taps, values, tags, ix, residual=None):
+    index = [getattr(ix, name) for name in ConvIndex.__slots__]
+    if taps is None:
+        return torch_set.shift(x, values, tags, *index, 1)
+    return torch_set.short_conv(x, taps, values, tags, *index, residual, 1)
+
+
+def random_step(rng, max_count=2 * RING):
+    """Rows that go on or resume, with and without an entry, some with stale sources; a pool that has what they read, else NaN."""
+    num_rows, next_row = rng.randint(1, 4), 2
+    columns = {name: [] for name in ConvIndex.__slots__}
+    columns["query_start"] = [0]
+    sources = {0}
+
+    def take(count):
+        nonlocal next_row
+        next_row += count
+        return list(range(next_row - count, next_row))
+
+    for _ in range(num_rows):
+        ring, first = take(RING), columns["query_start"][-1]
+        resumes, count = rng.random() < 0.5, rng.randint(0, max_count)
+        start = rng.randint(1 if resumes else 0, 30)
+        place = [ring[p % RING] if p >= 0 else 0 for p in range(start - HISTORY, start)]
+        reads = take(HISTORY) if resumes else place
+        sources |= set(reads)
+        stores = [r if r and resumes else SINK for r in place]
+        columns["query_start"].append(first + count)
+        columns["read_rows"].append(reads)
+        columns["read_tags"].append([rng.choice([-1, 5]) if r else 0 for r in reads])
+        columns["store_rows"].append(stores)
+        columns["store_tags"].append([rng.getrandbits(60) for _ in stores])
+        columns["write_rows"] += [ring[(start + i) % RING] if i >= count - RING else SINK for i in range(count)]
+        columns["write_tags"] += [rng.getrandbits(60) for _ in range(count)]
+        for _ in range(rng.randint(0, 2)):
+            end = rng.randint(0, count)
+            before = [first + i if i >= 0 else -(reads[HISTORY + i] + 1) for i in range(end - HISTORY, end)]
+            columns["entry_sources"].append(before)
+            columns["entry_source_tags"].append([rng.choice([-1, 6]) if s < 0 else 0 for s in before])
+            columns["entry_dest"].append(take(HISTORY) if rng.random() < 0.8 else [SINK] * HISTORY)
+            columns["entry_tag"].append(rng.getrandbits(60))
+    padding = rng.randint(0, 12)
+    columns["write_rows"] += [next_row] * padding
+    columns["write_tags"] += [7] * padding
+    wide = {"read_tags", "store_tags", "write_tags", "entry_source_tags", "entry_tag"}
+    fields = {name: torch.tensor(x, dtype=torch.int64 if name in wide else torch.int32) for name, x in columns.items()}
+    entries = {name: fields[name].reshape(-1, HISTORY) for name in ("entry_sources", "entry_source_tags", "entry_dest")}
+    ix = ConvIndex(**fields | entries)
+    return ix, sources, next_row + 1
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 2**32),
+    channels=st.sampled_from([1, 63, 300]),
+    has_residual=st.booleans(),
+    is_shift=st.booleans(),
+    is_wide=st.booleans(),
+)
+def test_outputs_rows_and_tags_are_those_of_the_twin(device, seed, channels, has_residual, is_shift, is_wide):
+    dtype = (torch.float32, torch.bfloat16)[seed % 2]
+    ix, sources, num_rows = random_step(random.Random(seed))
+    live, tokens = int(ix.query_start[-1]), ix.write_rows.shape[0]
+    x, taps, residual = normal(seed, tokens, channels), normal(2, TAPS, channels), normal(3, tokens, channels)
+    x = x if is_wide else x.to(dtype)
+    x[live:] = torch.nan
+    values, tags = pool(channels, num_rows)
+    read = torch.tensor(sorted(sources - {0}), dtype=torch.long)
+    values[read] = kept(normal(4, len(read), channels), torch.bfloat16)
+    taps, residual = None if is_shift else taps, residual if has_residual and not is_shift else None
+    expected, expected_tags = values.clone(), tags.clone()
+    y = run(device, dtype, x, taps, values, tags, ix, residual)
+    wanted = twin(kept(x.float(), dtype), taps, expected, expected_tags, ix, residual)
+    assert y.dtype is (dtype if residual is None else torch.float32)
+    assert torch.equal(y.float(), kept(wanted, y.dtype))
+    assert torch.equal(values.nan_to_num(7.0), expected.nan_to_num(7.0))
+    assert torch.equal(tags, expected_tags)
+
+
+@settings(max_examples=12)
+@given(cuts=st.lists(st.integers(0, 3 * RING), min_size=1, max_size=3), channels=st.sampled_from([1, 63, 70]))
+def test_the_cut_of_a_sequence_changes_neither_outputs_nor_ring(device, cuts, channels):
+    total = max(1, sum(cuts))
+    x, weights, residual = normal(1, total, channels), normal(2, TAPS, channels), normal(3, total, channels)
+    ring = torch.arange(2, 2 + RING)
+    dtype = (torch.float32, torch.bfloat16)[len(cuts) % 2]
+    whole_pool, cut_pool, parts, first = pool(channels), pool(channels), [], 0
+    whole = run(device, dtype, x, weights, *whole_pool, ring_index(ring, 0, total, TAPS), residual)
+    for count in cuts if sum(cuts) else [1]:
+        part = slice(first, first + count)
+        ix = ring_index(ring, first, count, TAPS)
+        parts.append(run(device, dtype, x[part], weights, *cut_pool, ix, residual[part]))
+        first += count
+    assert torch.equal(torch.cat(parts), whole)
+    last = [p for p in range(total - RING, total) if p >= 0]
+    rows = ring[[p % RING for p in last]]
+    for values, tags in (whole_pool, cut_pool):
+        assert torch.equal(values[rows], kept(x[last], dtype))
+        assert tags[rows].tolist() == [tag(p) for p in last]
+
+
+@settings(max_examples=8)
+@given(batch=st.lists(st.integers(0, 12), min_size=1, max_size=5))
+def test_a_batch_row_does_not_know_its_company(device, batch):
+    weights = normal(1, TAPS, 33)
+    steps = [normal(10 + i, count, 33) for i, count in enumerate(batch)]
+    parts = [ring_index(torch.arange(2 + 7 * i, 9 + 7 * i), 0, n, TAPS) for i, n in enumerate(batch)]
+    starts = torch.tensor([0, *batch]).cumsum(0).to(torch.int32)
+    joined = {
+        name: torch.cat([getattr(p, name) for p in parts]) for name in ConvIndex.__slots__ if name != "query_start"
+    }
+    values, tags = pool(33)
+    ix = ConvIndex(query_start=starts, **joined)
+    y = run(device, torch.float32, torch.cat(steps), weights, values, tags, ix)
+    for i, part in enumerate(parts):
+        own, own_tags = pool(33)
+        alone = run(device, torch.float32, steps[i], weights, own, own_tags, part)
+        assert torch.equal(y[starts[i] : starts[i + 1]], alone)
+        rows = slice(2 + 7 * i, 9 + 7 * i)
+        assert torch.equal(values[rows].nan_to_num(), own[rows].nan_to_num())
+        assert torch.equal(tags[rows], own_tags[rows])
+
+
+def test_inputs_may_be_columns_of_a_wider_tensor(device, activation):
+    fused, weights = normal(1, 12, 90).to(activation), normal(2, TAPS, 33)
+    x, residual, ix = fused[:, 20:53], fused[:, 30:63].float(), ring_index(torch.arange(2, 2 + RING), 0, 12, TAPS)
+    found = run(device, activation, x, weights, *pool(33), ix, residual)
+    assert torch.equal(found, run(device, activation, x.contiguous(), weights, *pool(33), ix, residual.contiguous()))
+
+
+def test_entries_and_stored_rows_are_read_before_anything_is_written(device):
+    values, tags = pool(5)
+    values[4:7] = normal(1, 3, 5)
+    tags[4:7] = longs(11, 12, 13)
+    before = values[4:7].clone()
+    read, read_tags = ints(4, 5, 6), longs(11, 12, 13)
+    ix = ConvIndex(
+        query_start=ints(0, 0),
+        read_rows=read[None],
+        read_tags=read_tags[None],
+        store_rows=ints(5, 6, 4)[None],
+        store_tags=longs(50, 51, 52)[None],
+        write_rows=ints(),
+        write_tags=longs(),
+        entry_sources=-(read + 1)[None],
+        entry_source_tags=read_tags[None],
+        entry_dest=ints(10, 11, 12)[None],
+        entry_tag=longs(900),
+    )
+    run(device, torch.float32, normal(2, 0, 5), normal(3, TAPS, 5), values, tags, ix)
+    assert torch.equal(values[[5, 6, 4]], before)
+    assert torch.equal(values[10:13], before)
+    assert tags[[5, 6, 4]].tolist() == [50, 51, 52]
+    assert tags[10:13].tolist() == [900] * 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", [256, 512, 2048, 100])
+@pytest.mark.parametrize("count", [1, 7, 30, 31, 32, 700, 8192])
+def test_long_rows_resume_and_are_the_twins(device, activation, channels, count):
+    ring, start = torch.arange(2, 33), 50
+    entry = torch.arange(40, 43)
+    x, weights, residual = (
+        normal(1, count, channels).to(activation),
+        normal(2, TAPS, channels),
+        normal(3, count, channels),
+    )
+    ix = ring_index(ring, start, count, TAPS, padding=5, entry=entry)
+    snapshot = torch.arange(50, 53, dtype=torch.int32)[None]
+    stores = ints(*[2 + p % 31 for p in range(start - HISTORY, start)])[None]
+    fields = {name: getattr(ix, name) for name in ConvIndex.__slots__}
+    ix = ConvIndex(**fields | {"read_rows": snapshot, "store_rows": stores})
+    padded = torch.cat([x, torch.full((5, channels), torch.nan, dtype=activation)])
+    residual = torch.cat([residual, torch.zeros(5, channels)])
+    values, tags = pool(channels, 60)
+    values[2:33] = values[50:53] = 1.5
+    expected, expected_tags = values.clone(), tags.clone()
+    for extra in (residual, None):
+        y = run(device, activation, padded, weights, values, tags, ix, extra)
+        wanted = twin(padded.float(), weights, expected, expected_tags, ix, extra)
+        assert torch.equal(y.float(), kept(wanted, y.dtype))
+        assert torch.equal(values.nan_to_num(7.0), expected.nan_to_num(7.0))
+        assert torch.equal(tags, expected_tags)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(200))
+def test_random_steps_of_real_width_are_the_twins(device, seed):
+    dtype = (torch.float32, torch.bfloat16)[seed % 2]
+    ix, sources, num_rows = random_step(random.Random(seed), 10 * RING)
+    tokens = ix.write_rows.shape[0]
+    x, taps, residual = normal(seed, tokens, 768).to(dtype), normal(2, TAPS, 768), normal(3, tokens, 768)
+    values, tags = pool(768, num_rows)
+    read = torch.tensor(sorted(sources - {0}), dtype=torch.long)
+    values[read] = normal(4, len(read), 768).to(torch.bfloat16).float()
+    expected, expected_tags = values.clone(), tags.clone()
+    y = run(device, dtype, x, taps, values, tags, ix, residual)
+    assert torch.equal(y, twin(x.float(), taps, expected, expected_tags, ix, residual))
+    assert torch.equal(values.nan_to_num(7.0), expected.nan_to_num(7.0))
+    assert torch.equal(tags, expected_tags)
