@@ -1,0 +1,378 @@
+"""Attention over paged keys: one path for prefill, decode and the verification of guesses.
+
+A tile has query rows of one KV head: tokens of a batch row, each under all of its query heads. What a query row comes to depends on
+absolute positions alone: keys are taken in blocks of ``block_n`` and chunks of ``chunk``, both aligned (softmax.py). So neither the
+height of a tile nor whether the chunks are walked by one program or by several, with a second launch to merge them, changes bits.
+Pages that no query row of a tile sees are not read. A value that is not finite can reach the query rows of its tile, all of one
+sequence. Knows no layers.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from samebit.kernels.triton.items import find_row, row_items, row_sizes, value_of
+from samebit.kernels.triton.launch import IS_INTERPRETED, dot_dtype, launch
+from samebit.kernels.triton.softmax import LOG2_E, add_keys, merge, merge_tops, no_keys
+
+SHORT_BLOCK_M = 16
+"""Query rows of a tile where a batch row has few."""
+PROGRAMS_PER_PROCESSOR = 4
+MERGES_PER_PROCESSOR = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How work is cut, and how kernels are compiled. ``block_n`` and ``chunk`` fix the order of sums; the rest changes no bits.
+
+    Batch rows of at most ``short_rows`` query rows for each KV head have tiles of 16 and are split by chunks while there are at
+    most ``max_partials`` partial results of tiles, each of 16 * (head width + 2) floats; others have tiles of ``long_block_m``.
+    """
+
+    block_n: int = 64
+    chunk: int = 512
+    short_rows: int = 64
+    max_partials: int = 4096
+    long_block_m: int = 128
+    short_warps: int = 4
+    short_stages: int = 5
+    long_warps: int = 8
+    long_stages: int = 3
+
+
+TILINGS = {
+    torch.bfloat16: Tiling(),
+    torch.float32: Tiling(long_block_m=32, short_stages=1, long_stages=1),
+}
+"""By the dtype of the pages."""
+
+
+@triton.jit(
+    do_not_specialize=["query_start", "row_start", "row_slots", "page_table", "num_rows", "num_tokens", "capacity"]
+)
+def attend_kernel(
+    q,
+    rel,
+    rel_proj,
+    tau,
+    own_k,  # keys and values in no page, of rows of BLOCK_TOKENS tokens each
+    own_v,
+    k_pages,
+    v_pages,
+    query_start,
+    row_start,
+    row_slots,
+    page_table,
+    out,
+    partial_sums,
+    partial_scales,
+    num_rows,
+    num_tokens,
+    capacity,
+    SCALE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    D_REL: tl.constexpr,
+    EXTENT: tl.constexpr,
+    Q_STRIDE: tl.constexpr,
+    REL_STRIDE: tl.constexpr,
+    OWN_K_STRIDE: tl.constexpr,
+    OWN_V_STRIDE: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
+    ROW_STRIDE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    TABLE_WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SHORT_ROWS: tl.constexpr,
+    IS_LONG: tl.constexpr,
+    CAN_SPLIT: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    ends, is_split, first_partial, _ = row_items(
+        query_start, row_start, num_rows, capacity, BLOCK_TOKENS, WINDOW, CHUNK, GROUP, KV_HEADS, BLOCK_M, SHORT_ROWS,
+        IS_LONG, CAN_SPLIT, BLOCK_B,
+    )  # fmt: skip
+    column = tl.arange(0, BLOCK_D)
+    is_column = column < WIDTH
+    for item in range(tl.program_id(0), tl.max(ends, 0), tl.num_programs(0)):
+        row, first_item = find_row(ends, item)
+        first, count, start, first_chunk, chunks = row_sizes(
+            query_start, row_start, row, num_rows, BLOCK_TOKENS, WINDOW, CHUNK
+        )
+        split = value_of(is_split, row, BLOCK_B) > 0
+        local = item - first_item
+        parts = tl.where(split, chunks, 1)
+        part, piece = local % parts, local // parts
+        head = piece % KV_HEADS
+        # The last tiles of a row see the most keys: they begin first.
+        tile = tl.cdiv(count * GROUP, BLOCK_M) - 1 - piece // KV_HEADS
+
+        query_row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+        place = query_row // GROUP
+        is_query = place < count
+        token = (first + place).to(tl.int64)
+        query_head = head * GROUP + query_row % GROUP
+        position = start + place
+        low_place = tile * BLOCK_M // GROUP
+        high_place = tl.minimum(((tile + 1) * BLOCK_M - 1) // GROUP + 1, count)
+        low = tl.maximum(start + low_place - WINDOW + 1, 0) if WINDOW > 0 else start * 0
+        if BLOCK_TOKENS > 0:
+            high = start
+            last_seen = tl.full((BLOCK_M,), 0, tl.int32) + (start - 1)
+        else:
+            high = start + high_place
+            last_seen = position
+
+        query = tl.load(
+            q + (token * Q_STRIDE + query_head * WIDTH)[:, None] + column[None, :],
+            mask=is_query[:, None] & is_column[None, :],
+            other=0.0,
+        ).to(DOT)
+        if D_REL > 0:
+            temperature = tl.load(tau + token, mask=is_query, other=0.0) * LOG2_E
+            rel_row = rel + token * REL_STRIDE + query_head * D_REL
+        else:
+            temperature = tl.full((BLOCK_M,), LOG2_E, tl.float32)
+            rel_row = token
+
+        top, total, sums = no_keys(BLOCK_M, BLOCK_D)
+        for chunk in range(part, tl.where(split, part + 1, chunks)):
+            chunk_top, chunk_total, chunk_sums = no_keys(BLOCK_M, BLOCK_D)
+            origin = (first_chunk + chunk) * CHUNK
+            begin = tl.maximum(low, origin) // BLOCK_N
+            for block in range(begin, tl.cdiv(tl.minimum(high, origin + CHUNK), BLOCK_N)):
+                key = block * BLOCK_N + tl.arange(0, BLOCK_N)
+                is_key = (key >= low) & (key < high)
+                page = tl.load(
+                    page_table + tl.load(row_slots + row).to(tl.int64) * TABLE_WIDTH + key // PAGE_SIZE,
+                    mask=is_key,
+                    other=0,
+                ).to(tl.int64)
+                where = page * PAGE_STRIDE + head * HEAD_STRIDE + key % PAGE_SIZE * ROW_STRIDE
+                at = where[:, None] + column[None, :]
+                wanted = is_key[:, None] & is_column[None, :]
+                distance = position[:, None] - key[None, :]
+                if D_REL > 0:
+                    bias = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+                    # Where no distance is below the extent, all of the bias is zero.
+                    if start + low_place - (block * BLOCK_N + BLOCK_N - 1) < EXTENT:
+                        is_near = (distance >= 0) & (distance < EXTENT)
+                        for r in tl.static_range(D_REL):
+                            factor = tl.load(rel_row + r, mask=is_query, other=0.0).to(DOT).to(tl.float32)
+                            profile = tl.load(rel_proj + r * EXTENT + distance, mask=is_near, other=0.0)
+                            bias = tl.fma(factor[:, None], profile, bias)
+                        bias = tl.where(is_near, bias, 0.0)
+                keys = tl.load(k_pages + at, mask=wanted, other=0.0).to(DOT)
+                scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * SCALE
+                if D_REL > 0:
+                    scores = scores + bias
+                seen = (key[None, :] <= last_seen[:, None]) & is_key[None, :]
+                if WINDOW > 0:
+                    seen = seen & (distance < WINDOW)
+                values = tl.load(v_pages + at, mask=wanted, other=0.0).to(DOT)
+                chunk_top, chunk_total, chunk_sums = add_keys(
+                    chunk_top, chunk_total, chunk_sums, scores * temperature[:, None], seen, values, DOT
+                )
+            if BLOCK_TOKENS > 0:
+                # The rows' own keys are their last chunk.
+                for block in range(tl.where(chunk == chunks - 1, tl.cdiv(BLOCK_TOKENS, BLOCK_N), 0)):
+                    other = block * BLOCK_N + tl.arange(0, BLOCK_N)
+                    wanted = (other < BLOCK_TOKENS)[:, None] & is_column[None, :]
+                    own = (first + other).to(tl.int64)[:, None]
+                    at = head * WIDTH + column[None, :]
+                    keys = tl.load(own_k + own * OWN_K_STRIDE + at, mask=wanted, other=0.0).to(DOT)
+                    values = tl.load(own_v + own * OWN_V_STRIDE + at, mask=wanted, other=0.0).to(DOT)
+                    distance = place[:, None] - other[None, :]
+                    seen = (other < BLOCK_TOKENS)[None, :] & is_query[:, None]
+                    if IS_CAUSAL:
+                        seen = seen & (distance >= 0)
+                    if WINDOW > 0:
+                        seen = seen & (tl.abs(distance) < WINDOW)
+                    scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * SCALE
+                    chunk_top, chunk_total, chunk_sums = add_keys(
+                        chunk_top, chunk_total, chunk_sums, scores * temperature[:, None], seen, values, DOT
+                    )
+            top, kept, added = merge_tops(top, chunk_top)
+            total = merge(total, kept[:, None], chunk_total, added[:, None])
+            sums = merge(sums, kept[:, None], chunk_sums, added[:, None])
+
+        weight = tl.max(total, 1)  # all columns are equal
+        if split:
+            partial = (value_of(first_partial, row, BLOCK_B) + local).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+            tl.store(partial_scales + partial * 2, top, mask=is_query)
+            tl.store(partial_scales + partial * 2 + 1, weight, mask=is_query)
+            tl.store(partial_sums + partial[:, None] * BLOCK_D + column[None, :], sums, mask=is_query[:, None])
+        else:
+            result = sums * tl.div_rn(1.0, tl.where(is_query, weight, 1.0))[:, None]
+            at = ((token * KV_HEADS * GROUP + query_head) * WIDTH)[:, None] + column[None, :]
+            tl.store(out + at, result.to(out.dtype.element_ty), mask=is_query[:, None] & is_column[None, :])
+
+    if BLOCK_TOKENS == 0 and not IS_LONG:
+        # Padding belongs to no row.
+        for token in range(tl.load(query_start + num_rows) + tl.program_id(0), num_tokens, tl.num_programs(0)):
+            for query_head in range(KV_HEADS * GROUP):
+                at = (token * KV_HEADS * GROUP + query_head) * WIDTH + column
+                tl.store(out + at, tl.zeros((BLOCK_D,), out.dtype.element_ty), mask=is_column)
+
+
+@triton.jit(do_not_specialize=["query_start", "row_start", "num_rows", "capacity"])
+def merge_kernel(
+    query_start,
+    row_start,
+    out,
+    partial_sums,
+    partial_scales,
+    num_rows,
+    capacity,
+    WINDOW: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SHORT_ROWS: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+):
+    """Merge the chunks of a query row that was split, in ascending order; an item is a query row of a KV head."""
+    _, is_split, first_partial, query_rows = row_items(
+        query_start, row_start, num_rows, capacity, BLOCK_TOKENS, WINDOW, CHUNK, GROUP, KV_HEADS, BLOCK_M, SHORT_ROWS,
+        False, True, BLOCK_B,
+    )  # fmt: skip
+    ends = tl.cumsum(is_split * query_rows * KV_HEADS, 0)
+    column = tl.arange(0, BLOCK_D)
+    for item in range(tl.program_id(0), tl.max(ends, 0), tl.num_programs(0)):
+        row, first_item = find_row(ends, item)
+        first, count, _, _, chunks = row_sizes(query_start, row_start, row, num_rows, BLOCK_TOKENS, WINDOW, CHUNK)
+        head, query_row = (item - first_item) % KV_HEADS, (item - first_item) // KV_HEADS
+        piece = (tl.cdiv(count * GROUP, BLOCK_M) - 1 - query_row // BLOCK_M) * KV_HEADS + head
+        partial = value_of(first_partial, row, BLOCK_B) + piece * chunks
+        top = tl.full((1,), float("-inf"), tl.float32)
+        total = tl.zeros((1,), tl.float32)
+        sums = tl.zeros((BLOCK_D,), tl.float32)
+        for chunk in tl.range(0, chunks, loop_unroll_factor=4):
+            at = (partial + chunk).to(tl.int64) * BLOCK_M + query_row % BLOCK_M + tl.arange(0, 1)
+            next_top, next_total = tl.load(partial_scales + at * 2), tl.load(partial_scales + at * 2 + 1)
+            next_sums = tl.load(partial_sums + at * BLOCK_D + column)
+            top, kept, added = merge_tops(top, next_top)
+            total = merge(total, kept, next_total, added)
+            sums = merge(sums, kept, next_sums, added)
+        result = sums * tl.div_rn(1.0, total)
+        token = (first + query_row // GROUP).to(tl.int64)
+        at = (token * KV_HEADS * GROUP + head * GROUP + query_row % GROUP) * WIDTH + column
+        tl.store(out + at, result.to(out.dtype.element_ty), mask=column < WIDTH)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Whose queries attend to what: fields of AttnIndex, or of BlockIndex with ``block_tokens`` and the blocks' own keys and values."""
+
+    query_start: Tensor
+    row_start: Tensor
+    row_slots: Tensor
+    page_table: Tensor
+    block_tokens: int
+    is_causal: bool
+    own_k: Tensor
+    own_v: Tensor
+
+
+@functools.cache
+def num_processors(device: torch.device) -> int:
+    """Of a device; in the interpreter fewer than there are items."""
+    return 1 if IS_INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def attend(
+    q: Tensor,
+    rel: Tensor,
+    rel_proj: Tensor,
+    tau: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    rows: Rows,
+    window: int,
+    scale: float,
+    tiling: Tiling,
+) -> Tensor:
+    """[T, nh * hd] in the pages' dtype; without a bias where ``rel_proj`` has no rows."""
+    assert k_pages.stride() == v_pages.stride()
+    assert q.stride(1) == rel.stride(1) == k_pages.stride(3) == 1
+    _, kv_heads, page_size, width = k_pages.shape
+    num_tokens, num_rows, table_width = q.shape[0], rows.row_start.shape[0], rows.page_table.shape[1]
+    group = q.shape[1] // width // kv_heads
+    out = torch.empty(num_tokens, q.shape[1], dtype=k_pages.dtype, device=q.device)
+    block_d = max(16, triton.next_power_of_2(width))
+    most_chunks = triton.cdiv(table_width * page_size, tiling.chunk) + bool(rows.block_tokens)
+    # A window of a chunk or less is no longer than what one program should walk.
+    can_split = most_chunks > 1 and (not window or window > tiling.chunk)
+    most_tiles = min(num_tokens, num_rows * triton.cdiv(tiling.short_rows, SHORT_BLOCK_M)) if can_split else 0
+    capacity = min(tiling.max_partials, most_tiles * kv_heads * most_chunks)
+    partial_sums = torch.empty(capacity, SHORT_BLOCK_M, block_d, dtype=torch.float32, device=q.device)
+    partial_scales = torch.empty(capacity, SHORT_BLOCK_M, 2, dtype=torch.float32, device=q.device)
+    shape = {
+        "WINDOW": window, "BLOCK_TOKENS": rows.block_tokens, "GROUP": group, "KV_HEADS": kv_heads, "WIDTH": width,
+        "BLOCK_D": block_d, "CHUNK": tiling.chunk, "SHORT_ROWS": tiling.short_rows,
+        "BLOCK_B": max(16, triton.next_power_of_2(num_rows)),
+    }  # fmt: skip
+    processors = num_processors(q.device)
+
+    def launch_attend(*, is_long: bool) -> None:
+        launch(
+            attend_kernel, (processors * PROGRAMS_PER_PROCESSOR,), q, rel, rel_proj, tau, rows.own_k, rows.own_v,
+            k_pages, v_pages, rows.query_start, rows.row_start, rows.row_slots, rows.page_table, out, partial_sums,
+            partial_scales, num_rows, num_tokens, capacity, SCALE=scale, IS_CAUSAL=rows.is_causal,
+            D_REL=rel_proj.shape[0], EXTENT=rel_proj.shape[1], Q_STRIDE=q.stride(0), REL_STRIDE=rel.stride(0),
+            OWN_K_STRIDE=rows.own_k.stride(0), OWN_V_STRIDE=rows.own_v.stride(0), PAGE_STRIDE=k_pages.stride(0),
+            HEAD_STRIDE=k_pages.stride(1), ROW_STRIDE=k_pages.stride(2), PAGE_SIZE=page_size, TABLE_WIDTH=table_width,
+            BLOCK_M=tiling.long_block_m if is_long else SHORT_BLOCK_M, BLOCK_N=tiling.block_n, IS_LONG=is_long,
+            CAN_SPLIT=can_split and not is_long, DOT=dot_dtype(k_pages.dtype), **shape,
+            num_warps=tiling.long_warps if is_long else tiling.short_warps,
+            num_stages=tiling.long_stages if is_long else tiling.short_stages, enable_fp_fusion=False,
+        )  # fmt: skip
+
+    if (rows.block_tokens or num_tokens) * group > tiling.short_rows:
+        launch_attend(is_long=True)
+    if rows.block_tokens * group <= tiling.short_rows:
+        launch_attend(is_long=False)
+        if can_split:
+            launch(
+                merge_kernel, (processors * MERGES_PER_PROCESSOR,), rows.query_start, rows.row_start, out,
+                partial_sums, partial_scales, num_rows, capacity, BLOCK_M=SHORT_BLOCK_M, **shape,
+                num_warps=1, enable_fp_fusion=False,
+            )  # fmt: skip
+    return out
+
+
+def attention(
+    q: Tensor,
+    rel: Tensor,
+    rel_proj: Tensor,
+    tau: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    query_start: Tensor,
+    row_start: Tensor,
+    row_slots: Tensor,
+    page_table: Tensor,
+    window: int,
+    scale: float,
+    threads: int,
+) -> Tensor:
+    """See ``KernelSet.attention``; ``q`` and ``rel`` are rounded to the pages' dtype, which the result has."""
+    rows = Rows(query_start, row_start, row_slots, page_table, 0, True, q, q)
+    return attend(q, rel, rel_proj, tau, k_pages, v_pages, rows, window, scale, TILINGS[k_pages.dtype])
