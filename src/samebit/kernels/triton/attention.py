@@ -292,9 +292,9 @@ class Rows:
 
 
 @functools.cache
-def num_processors(device: torch.device) -> int:
-    """Of a device; in the interpreter fewer than there are items."""
-    return 1 if IS_INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+def num_programs(device: torch.device, per_processor: int) -> int:
+    """How many programs walk the items; in the interpreter two."""
+    return 2 if IS_INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count * per_processor
 
 
 def attend(
@@ -329,11 +329,10 @@ def attend(
         "BLOCK_D": block_d, "CHUNK": tiling.chunk, "SHORT_ROWS": tiling.short_rows,
         "BLOCK_B": max(16, triton.next_power_of_2(num_rows)),
     }  # fmt: skip
-    processors = num_processors(q.device)
 
     def launch_attend(*, is_long: bool) -> None:
         launch(
-            attend_kernel, (processors * PROGRAMS_PER_PROCESSOR,), q, rel, rel_proj, tau, rows.own_k, rows.own_v,
+            attend_kernel, (num_programs(q.device, PROGRAMS_PER_PROCESSOR),), q, rel, rel_proj, tau, rows.own_k, rows.own_v,
             k_pages, v_pages, rows.query_start, rows.row_start, rows.row_slots, rows.page_table, out, partial_sums,
             partial_scales, num_rows, num_tokens, capacity, SCALE=scale, IS_CAUSAL=rows.is_causal,
             D_REL=rel_proj.shape[0], EXTENT=rel_proj.shape[1], Q_STRIDE=q.stride(0), REL_STRIDE=rel.stride(0),
@@ -351,7 +350,7 @@ def attend(
         launch_attend(is_long=False)
         if can_split:
             launch(
-                merge_kernel, (processors * MERGES_PER_PROCESSOR,), rows.query_start, rows.row_start, out,
+                merge_kernel, (num_programs(q.device, MERGES_PER_PROCESSOR),), rows.query_start, rows.row_start, out,
                 partial_sums, partial_scales, num_rows, capacity, BLOCK_M=SHORT_BLOCK_M, **shape,
                 num_warps=1, enable_fp_fusion=False,
             )  # fmt: skip
