@@ -33,7 +33,7 @@ def pool(channels, rows=40, *, values=torch.nan):
 
 
 def run(device, dtype, x, taps, values, tags, ix, residual=None):
-    """One step on a pool of ``dtype`` behind ``values`` and ``tags`` on the CPU, which it changes; the output on the CPU."""
+    """The output of a step on a pool of ``dtype``; ``values`` and ``tags`` become what the pool then has."""
     rows, row_tags = values.to(device, dtype), tags.to(device)
     index = [getattr(ix, name).to(device) for name in ConvIndex.__slots__]
     if taps is None:
@@ -54,7 +54,7 @@ def twin(x, taps, values, tags, ix, residual=None):
 
 
 def random_step(rng, max_count=2 * RING):
-    """Rows that go on or resume, with and without an entry, some with stale sources; a pool that has what they read, else NaN."""
+    """An index of rows that go on or resume, with entries and stale sources; pool rows read; how many there are."""
     num_rows, next_row = rng.randint(1, 4), 2
     columns = {name: [] for name in ConvIndex.__slots__}
     columns["query_start"] = [0]

@@ -1,9 +1,10 @@
 """Short convolution and shift on a device, and the pool rows in which their inputs are kept. Knows no model.
 
-Two launches. A step reads ring rows (history, sources of entries, rows to be stored) that its tokens overwrite, and rows of
-snapshots beside those that entries write; programs of one launch run in any order. So the first launch only reads the pool,
-and holds in scratch what is to be copied within it; the second only writes. An entry has its snapshot and a batch row its
-ring to itself. So two writes meet in one case: where a batch row's late tokens take the place of its stored rows, they stay.
+Two launches. A step reads ring rows (history, sources of entries, rows to be stored) that its tokens overwrite, and
+rows of snapshots beside those that entries write; programs of one launch run in any order. So the first launch only
+reads the pool, and holds in scratch what is to be copied within it; the second only writes. An entry has its snapshot
+and a batch row its ring to itself, so two writes meet in one case: late tokens of a batch row take the place of rows
+that it stores, and stay.
 """
 
 from typing import Any
@@ -19,11 +20,11 @@ from samebit.kernels.triton.launch import launch
 
 SINK_ROW = tl.constexpr(values.SINK_ROW)
 BLOCK_T, BLOCK_C, SCAN = 8, 256, 256
-"""Tokens and channels of a program, and how many tokens are searched at once for one that takes a stored row's place."""
-# Fields of buffers that differ from bucket to bucket: nothing is compiled anew for where they lie or how many there are.
+"""Tokens and channels of a program; tokens that are searched at once for one that takes a stored row's place."""
+# Parts of buffers that differ from bucket to bucket: where they lie and how many there are compiles nothing anew.
 _INDEX = [
     "row_tags", "query_start", "read_rows", "read_tags", "store_rows", "store_tags", "write_rows", "write_tags",
-    "entry_sources", "entry_source_tags", "entry_dest", "entry_tag", "held_tags", "num_tokens", "num_rows", "num_entries",
+    "entry_sources", "entry_source_tags", "entry_dest", "entry_tag", "held_tags", "num_tokens", "num_rows",
 ]  # fmt: skip
 
 
@@ -90,7 +91,7 @@ def convolve(
 def hold(
     x, rows, row_tags, held, held_tags, source, dest, expected, tag, held_row, channel, x_stride, CHANNELS: tl.constexpr
 ):
-    """Put what is to be copied to pool rows ``dest`` [N] into scratch: tokens ``source`` >= 0 or pool rows -(source + 1)."""
+    """Hold what pool rows ``dest`` [N] are to get: of tokens ``source`` >= 0, or of pool rows -(source + 1)."""
     wanted, is_channel, from_pool = dest > SINK_ROW, channel < CHANNELS, source < 0
     pool_row = tl.where(from_pool, -(source + 1), 0)
     own_wanted, kept_wanted = (wanted & ~from_pool)[:, None] & is_channel, (wanted & from_pool)[:, None] & is_channel
@@ -113,7 +114,7 @@ def read_kernel(
     TAPS: tl.constexpr, CHANNELS: tl.constexpr, IS_SHIFT: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_H: tl.constexpr, ROW_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Outputs; and what is to be copied within the pool, held with its new tags: a program each for a batch row, an entry."""
+    """Outputs, and what is to be copied within the pool, with its new tags: a program for each batch row and entry."""
     HISTORY: tl.constexpr = TAPS - 1
     token_programs = tl.cdiv(num_tokens, BLOCK_T)
     owner = tl.program_id(0) - token_programs
@@ -253,7 +254,7 @@ def short_conv(
     residual: Tensor | None,
     threads: int,
 ) -> Tensor:
-    """``x`` [T, C], rounded to the dtype of ``rows`` first; sums in fp32. The result is fp32 if there is a residual, else like ``rows``."""
+    """As ``torch_set.short_conv``, on ``x`` [T, C] as ``rows`` hold it; fp32 with a residual, else like ``rows``."""
     return _run(
         x, taps, rows, row_tags, residual, query_start, read_rows, read_tags, store_rows, store_tags, write_rows,
         write_tags, entry_sources, entry_source_tags, entry_dest, entry_tag,

@@ -27,7 +27,7 @@ ROW_BLOCK = 128
 
 
 def _jit(function: Callable[..., Any]) -> Any:  # Triton has no types
-    """One compiled kernel for inputs of all sizes, wherever they lie: they are parts of buffers, one for each bucket."""
+    """A kernel that is compiled once for inputs of all sizes and places: each bucket has a buffer of its own."""
     names = [name for name, x in inspect.signature(function).parameters.items() if x.annotation is not tl.constexpr]
     return triton.jit(function, do_not_specialize=names)
 
@@ -299,7 +299,7 @@ def record_writes_kernel(
 
 
 def step_index(fields: list[Tensor], tables: list[Tensor], results: list[Tensor], sizes: list[int]) -> None:
-    """As ``torch_index.step_index``, but that slot 0 takes nothing of what is unwanted. At most MAX_GROUPS page groups."""
+    """As ``torch_index.step_index``, but for what slot 0 is left with. At most MAX_GROUPS page groups."""
     f, s = IndexFields(*fields), IndexSizes(*sizes)
     tokens, rows, entries, samples, deltas, groups, num_pages, streams, pool_rows = torch_index.index_counts(
         fields, tables

@@ -1,7 +1,7 @@
-"""Norm, gated activation and embedding on a device: one row in, one row out. All compute in fp32. Knows nothing of layers.
+"""Norm, gated activation and embedding on a device: one row in, one row out, computed in fp32. Knows nothing of layers.
 
-How a row is laid out over threads, and thus the order of its sum, follows from its width, its dtype and the distance of rows,
-never from how many there are.
+How a row is laid out over threads, and thus the order of its sum, follows from its width, its dtype and the distance of
+rows, never from how many there are.
 """
 
 from collections.abc import Callable
