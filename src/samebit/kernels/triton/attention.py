@@ -46,7 +46,7 @@ class Tiling:
 
 TILINGS = {
     torch.bfloat16: Tiling(),
-    torch.float32: Tiling(long_block_m=32, short_stages=1, long_stages=1),
+    torch.float32: Tiling(block_n=32, short_warps=8, short_stages=1, long_block_m=32, long_stages=1),
 }
 """By the dtype of the pages."""
 
@@ -166,15 +166,8 @@ def attend_kernel(
                 wanted = is_key[:, None] & is_column[None, :]
                 distance = position[:, None] - key[None, :]
                 if D_REL > 0:
-                    bias = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-                    # Where no distance is below the extent, all of the bias is zero.
-                    if start + low_place - (block * BLOCK_N + BLOCK_N - 1) < EXTENT:
-                        is_near = (distance >= 0) & (distance < EXTENT)
-                        for r in tl.static_range(D_REL):
-                            factor = tl.load(rel_row + r, mask=is_query, other=0.0).to(DOT).to(tl.float32)
-                            profile = tl.load(rel_proj + r * EXTENT + distance, mask=is_near, other=0.0)
-                            bias = tl.fma(factor[:, None], profile, bias)
-                        bias = tl.where(is_near, bias, 0.0)
+                    closest = start + low_place - (block * BLOCK_N + BLOCK_N - 1)
+                    bias = relative_bias(rel_row, rel_proj, is_query, distance, closest, D_REL, EXTENT, DOT)
                 keys = tl.load(k_pages + at, mask=wanted, other=0.0).to(DOT)
                 scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * SCALE
                 if D_REL > 0:
@@ -188,7 +181,8 @@ def attend_kernel(
                 )
             if BLOCK_TOKENS > 0:
                 # The rows' own keys are their last chunk.
-                for block in range(tl.where(chunk == chunks - 1, tl.cdiv(BLOCK_TOKENS, BLOCK_N), 0)):
+                own_blocks = tl.where(chunk == chunks - 1, tl.cdiv(BLOCK_TOKENS, BLOCK_N), 0)
+                for block in tl.range(own_blocks, num_stages=1):
                     other = block * BLOCK_N + tl.arange(0, BLOCK_N)
                     wanted = (other < BLOCK_TOKENS)[:, None] & is_column[None, :]
                     own = (first + other).to(tl.int64)[:, None]
@@ -228,6 +222,29 @@ def attend_kernel(
                 tl.store(out + at, tl.zeros((BLOCK_D,), out.dtype.element_ty), mask=is_column)
 
 
+@triton.jit
+def relative_bias(
+    rel_row,  # [M] pointers
+    rel_proj,
+    is_query,  # [M]
+    distance,  # [M, N]
+    closest,  # no distance is smaller
+    D_REL: tl.constexpr,
+    EXTENT: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """Scores that depend on distance, [M, N]; 0 from the extent on, and not looked up where that is all there is."""
+    bias = tl.zeros(distance.shape, tl.float32)
+    if closest < EXTENT:
+        is_near = (distance >= 0) & (distance < EXTENT)
+        for r in tl.static_range(D_REL):
+            factor = tl.load(rel_row + r, mask=is_query, other=0.0).to(DOT).to(tl.float32)
+            profile = tl.load(rel_proj + r * EXTENT + distance, mask=is_near, other=0.0)
+            bias = tl.fma(factor[:, None], profile, bias)
+        bias = tl.where(is_near, bias, 0.0)
+    return bias
+
+
 @triton.jit(do_not_specialize=["query_start", "row_start", "num_rows", "capacity"])
 def merge_kernel(
     query_start,
@@ -249,7 +266,7 @@ def merge_kernel(
     BLOCK_B: tl.constexpr,
 ):
     """Merge the chunks of a query row that was split, in ascending order; an item is a query row of a KV head."""
-    _, is_split, first_partial, query_rows = row_items(
+    _ends, is_split, first_partial, query_rows = row_items(
         query_start, row_start, num_rows, capacity, BLOCK_TOKENS, WINDOW, CHUNK, GROUP, KV_HEADS, BLOCK_M, SHORT_ROWS,
         False, True, BLOCK_B,
     )  # fmt: skip
@@ -257,7 +274,9 @@ def merge_kernel(
     column = tl.arange(0, BLOCK_D)
     for item in range(tl.program_id(0), tl.max(ends, 0), tl.num_programs(0)):
         row, first_item = find_row(ends, item)
-        first, count, _, _, chunks = row_sizes(query_start, row_start, row, num_rows, BLOCK_TOKENS, WINDOW, CHUNK)
+        first, count, _start, _first_chunk, chunks = row_sizes(
+            query_start, row_start, row, num_rows, BLOCK_TOKENS, WINDOW, CHUNK
+        )
         head, query_row = (item - first_item) % KV_HEADS, (item - first_item) // KV_HEADS
         piece = (tl.cdiv(count * GROUP, BLOCK_M) - 1 - query_row // BLOCK_M) * KV_HEADS + head
         partial = value_of(first_partial, row, BLOCK_B) + piece * chunks
