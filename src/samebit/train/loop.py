@@ -63,7 +63,7 @@ class Trainer:
         if any(self.model.raw.get(key) != recipe.raw[key] for key in ("text_config", "mtp_config")):
             raise ConfigError(f"{start}: has another shape than the recipe")
         self.model.to(device).train()
-        self._optimiser = Optimiser(self.model, recipe.rates)
+        self._optimiser = Optimiser(dict(self.model.named_parameters()), recipe.rates)
         self._token_loss: Callable[[Tensor, Tensor, Tensor], Tensor] = token_loss
         if device.type == "cuda":
             torch.set_float32_matmul_precision("high")

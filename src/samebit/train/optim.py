@@ -1,8 +1,9 @@
-"""Muon for matrices and AdamW for everything else, behind one step. Knows parameters by their names in the model."""
+"""Muon for matrices and AdamW for everything else, behind one step. Knows parameters by their names in models and drafters."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 # Keys of parameters that map hidden vectors; tables, the router and vectors are AdamW's.
 _MATRICES = ("q", "k", "v", "r", "o", "gate_up", "down", "input_proj")
+_DRAFTER_MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "fc")
 _DECAYED_TABLES = ("embed", "unembed", "router")
 _ADAM_BETAS = (0.9, 0.95)
 _ADAM_EPS = 1e-10
@@ -28,16 +30,16 @@ class Rates:
 
 
 class Optimiser:
-    """All of a model's parameters. `step` takes the gradients as they are; `state_dict` holds all it needs to go on."""
+    """All of `parameters`, by name. `step` takes the gradients as they are; `state_dict` holds all it needs to go on."""
 
-    def __init__(self, model: nn.Module, rates: Rates) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], rates: Rates) -> None:
         self._rates = rates
         groups: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
         self._matrices: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
         tables: list[Tensor] = []
         vectors: list[Tensor] = []
-        for name, parameter in model.named_parameters():
-            key = name.rpartition(".")[2]
+        for name, parameter in parameters.items():
+            key = _key(name)
             if is_matrix(key):
                 shape = _as_matrices(key, parameter).shape[-2:]
                 self._matrices[shape[0], shape[1]].append(parameter)
@@ -50,7 +52,7 @@ class Optimiser:
             lr=rates.adam,
             betas=_ADAM_BETAS,
             eps=_ADAM_EPS,
-            fused=next(model.parameters()).is_cuda,
+            fused=next(iter(parameters.values())).is_cuda,
         )
 
     @torch.no_grad()
@@ -88,7 +90,12 @@ class Optimiser:
 
 def is_matrix(key: str) -> bool:
     """Whether Muon moves the parameter with this key."""
-    return key in _MATRICES or key.endswith(("_gate_up", "_down"))
+    return key in (*_MATRICES, *_DRAFTER_MATRICES) or key.endswith(("_gate_up", "_down"))
+
+
+def _key(name: str) -> str:
+    """What a parameter is called in its layer."""
+    return name.removesuffix(".weight").rpartition(".")[2]
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:

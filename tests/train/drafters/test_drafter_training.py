@@ -173,7 +173,7 @@ def test_a_run_goes_on_from_its_folder(trained, target_folder, data, tmp_path):
     (learner,) = trainer.learners
     state = torch.load(trained.run / "dflash" / STATE_FILE, weights_only=True)
     assert all(torch.equal(p, state["weights"][name]) for name, p in learner.student.parameters.items())
-    assert learner.optimiser.state_dict()["state"][0]["step"] == RECIPE.steps
+    assert learner.optimiser.state_dict()["adam"]["state"][0]["step"] == RECIPE.steps
     trainer._recipe = dataclasses.replace(RECIPE, steps=2)
     trainer.train(data)
     assert (learner.progress.steps, learner.progress.stages) == (RECIPE.steps + 2, 2)

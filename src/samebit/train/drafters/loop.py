@@ -29,12 +29,12 @@ from samebit.train.drafters.view import View, draw_anchors, view_of
 from samebit.train.feed import Feed
 from samebit.train.loop import HISTORY_FILE, STATE_FILE, Progress
 from samebit.train.model import Inkling
+from samebit.train.optim import Optimiser
 from samebit.train.phases import Phases
 from samebit.train.tokens import TrainingData
 from samebit.train.writers import OwnWriter, Source
 
 _MAX_GRADIENT = 1.0
-_BETAS = (0.9, 0.95)
 _REPORT_SECONDS = 15.0
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Learner:
 
     method: str
     student: Student
-    optimiser: torch.optim.Optimizer
+    optimiser: Optimiser
     folder: Path
     progress: Progress
 
@@ -148,10 +148,7 @@ class DrafterTrainer:
                 losses = learner.student.losses(view)
             torch.autograd.backward(losses["loss"])
             nn.utils.clip_grad_norm_(learner.student.parameters.values(), _MAX_GRADIENT)
-            for group in learner.optimiser.param_groups:
-                group["lr"] = self._recipe.rates[learner.method] * multiplier
-            learner.optimiser.step()
-            learner.optimiser.zero_grad(set_to_none=True)
+            learner.optimiser.step(multiplier)
             learner.progress.steps += 1
             learner.progress.tokens += view.token_ids.numel()
             found[learner.method] = {name: loss.detach() for name, loss in losses.items()}
@@ -177,13 +174,7 @@ class DrafterTrainer:
             config = parse_block_config(block_config_json(method, self._recipe.shape, self.target.config))
             drafter = BlockDrafter(config, self._seed).to(self._device)
             student = BlockStudent(self.target, drafter, LOSSES[method])
-        optimiser = torch.optim.AdamW(
-            student.parameters.values(),
-            lr=self._recipe.rates[method],
-            betas=_BETAS,
-            weight_decay=0.0,
-            fused=self._device.type == "cuda",
-        )
+        optimiser = Optimiser(student.parameters, self._recipe.rates[method])
         learner = Learner(method, student, optimiser, folder, Progress())
         learner.restore(self._device)
         return learner

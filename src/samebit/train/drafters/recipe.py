@@ -10,6 +10,7 @@ from samebit.core.errors import ConfigError
 from samebit.models.inkling_config import InklingConfig
 from samebit.speculative.block_config import FULL_LAYER, TAP_LOCATION
 from samebit.train.drafters.students import LossWeights
+from samebit.train.optim import Rates
 
 BLOCK_METHODS = ("dflash", "dspark")
 METHODS = (*BLOCK_METHODS, "mtp")
@@ -22,9 +23,12 @@ LOSSES = {
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """A block drafter of `num_layers`, which reads the target's layers `taps` and guesses `num_drafts` tokens. Widths are the target's."""
+    """A block drafter of `num_layers`, which reads the target's layers `taps` and guesses `num_drafts` tokens. Heads are as wide and
+    as many as the target's, those of keys and values `num_kv_heads`: the narrower, the less a guess can take from one position.
+    """
 
     num_layers: int
+    num_kv_heads: int
     intermediate_size: int
     taps: tuple[int, ...]
     num_drafts: int
@@ -64,7 +68,7 @@ class DrafterRecipe:
     """A step takes `rows` rows of `row_length` tokens, cut into sequences of one of `lengths`, with a block for so many tokens as
     `tokens_per_block` says. It runs for `seconds`, or where `steps` are given for so many instead.
 
-    `rates`: of AdamW, by method; they rise over `warmup` steps and fall as half a cosine.
+    `rates`: by method; they rise over `warmup` steps and fall as half a cosine.
     """
 
     shape: BlockShape
@@ -77,7 +81,9 @@ class DrafterRecipe:
     measures: Measures
     seconds: float
     steps: int | None = None
-    rates: Mapping[str, float] = field(default_factory=lambda: {"dflash": 1e-3, "dspark": 1e-3, "mtp": 3e-4})
+    rates: Mapping[str, Rates] = field(
+        default_factory=lambda: {"dflash": Rates(), "dspark": Rates(), "mtp": Rates(muon=2e-3, adam=3e-4)}
+    )
     warmup: int = 200
     ring_rows: int = 2048
 
@@ -117,7 +123,7 @@ def block_config_json(method: str, shape: BlockShape, target: InklingConfig) -> 
         "hidden_size": target.hidden_size,
         "intermediate_size": shape.intermediate_size,
         "num_attention_heads": target.num_attention_heads,
-        "num_key_value_heads": target.num_key_value_heads,
+        "num_key_value_heads": shape.num_kv_heads,
         "head_dim": target.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": target.rms_norm_eps,
@@ -137,10 +143,12 @@ def block_config_json(method: str, shape: BlockShape, target: InklingConfig) -> 
 
 DRAFTER_RECIPES: Mapping[str, DrafterRecipe] = {
     "nano": DrafterRecipe(
-        shape=BlockShape(num_layers=2, intermediate_size=640, taps=(1, 3, 5, 6), num_drafts=7, markov_rank=64),
+        shape=BlockShape(
+            num_layers=3, num_kv_heads=4, intermediate_size=576, taps=(1, 4, 6, 7), num_drafts=7, markov_rank=64
+        ),
         row_length=4096,
         rows=8,
-        lengths=(512, 512, 1024, 4096),
+        lengths=(512, 512, 512, 512, 512, 1024, 1024, 4096),
         tokens_per_block=8,
         dialogue_share=0.5,
         own=OwnTexts(share=0.2, rows=4096, length=512, prompt=64, uses=4),
@@ -149,7 +157,9 @@ DRAFTER_RECIPES: Mapping[str, DrafterRecipe] = {
         seconds=320,
     ),
     "toy": DrafterRecipe(
-        shape=BlockShape(num_layers=2, intermediate_size=96, taps=(0, 1, 2), num_drafts=4, markov_rank=8),
+        shape=BlockShape(
+            num_layers=2, num_kv_heads=2, intermediate_size=96, taps=(0, 1, 2), num_drafts=4, markov_rank=8
+        ),
         row_length=128,
         rows=4,
         lengths=(64, 128),
