@@ -9,9 +9,9 @@ from tests.kernels.cases import ints, longs, normal
 
 
 def case(device, activation, tokens, heads=2, width=5, page=4, num_pages=6, seed=0):
-    """Operands of ``write_kv`` as columns of wider tensors: random slots, a third of them 0, and pages of NaN."""
+    """Operands of ``write_kv`` as columns of wider tensors: random slots, a third of them 0, and pages of sevens."""
     generator = torch.Generator().manual_seed(seed)
-    pages = torch.full((num_pages, heads, page, width), torch.nan, device=device, dtype=activation)
+    pages = torch.full((num_pages, heads, page, width), 7.0, device=device, dtype=activation)
     slots = torch.randperm(num_pages * page - 1, generator=generator)[:tokens] + 1
     slots[torch.rand(len(slots), generator=generator) < 0.3] = 0
     stamps = torch.where(torch.rand(len(slots), generator=generator) < 0.5, slots // page, 0)
@@ -53,7 +53,7 @@ def test_completed_pages_get_their_stamps(device, activation):
 
 def test_pages_may_be_part_of_a_larger_tensor(device, activation):
     operands = list(case(device, activation, 9))
-    whole = torch.full((6, 2, 2, 4, 5), torch.nan, device=device, dtype=activation)
+    whole = torch.full((6, 2, 2, 4, 5), 7.0, device=device, dtype=activation)
     operands[2], operands[3] = whole[:, 0], whole[:, 1]
     found, wanted = run_both(operands)
     for one, other in zip(found[:2], wanted[:2], strict=True):

@@ -172,7 +172,7 @@ def attend_kernel(
                 scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * SCALE
                 if D_REL > 0:
                     scores = scores + bias
-                seen = (key[None, :] <= last_seen[:, None]) & is_key[None, :]
+                seen = key[None, :] <= last_seen[:, None]
                 if WINDOW > 0:
                     seen = seen & (distance < WINDOW)
                 values = tl.load(v_pages + at, mask=wanted, other=0.0).to(DOT)
