@@ -14,13 +14,13 @@ from tests.kernels.triton.paged import TINY, TOLERANCE, Case, Shape, error
 
 PAIR = Shape(2, 1, 16, 2)
 SHAPES = [
-    Shape(4, 2, 64, 16),
+    Shape(4, 2, 64, 2),
     Shape(2, 2, 48, 2, page=32),
     Shape(6, 2, 20, 3, extent=100, page=4),
     Shape(4, 1, 16, 1, extent=1, page=7),
 ]
 MIXED = [(0, 21), (60, 1), (0, 0), (40, 3), (33, 8)]
-BRIEF = settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+BRIEF = settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize(("shape", "window"), [*itertools.product(SHAPES[2:], [0, 40]), (SHAPES[1], 1)])
@@ -82,7 +82,6 @@ def test_neither_splitting_nor_tiles_change_bits(device, activation, shape, wind
         {"max_partials": 4},  # room for some of the rows
         {"short_rows": 1000},
         {"short_rows": 0},
-        {"short_rows": 0, "long_block_m": 16},
         {"short_rows": 0, "long_block_m": 64, "long_warps": 4},
     ):
         assert torch.equal(case.attend(window, tiling=replace(TINY, **change)), wanted), change
@@ -143,7 +142,9 @@ def test_an_empty_batch_has_no_result(device, activation):
     assert found.shape == (0, case.q.shape[1])
 
 
-LARGE = [Shape(heads, 4, 128, 16, extent=1024) for heads in (4, 8, 16)] + [
+LARGE = [
+    Shape(4, 4, 128, 16, extent=512),
+    Shape(16, 4, 128, 16, extent=1024),
     Shape(4, 2, 64, 16, extent=512),
     Shape(8, 4, 48, 16, extent=64),
 ]
@@ -159,7 +160,7 @@ def test_large_batches_agree_with_the_twin(device, activation, shape, window):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", LARGE, ids=lambda shape: f"{shape.heads}x{shape.width}")
-@pytest.mark.parametrize("window", [0, 512, 700])
+@pytest.mark.parametrize("window", [0, 512])
 def test_any_number_of_tokens_has_the_bits_of_prefill(device, activation, shape, window):
     case = Case(shape, [(0, 2100)], device, activation)
     whole = case.attend(window)
@@ -174,7 +175,7 @@ def test_any_number_of_tokens_has_the_bits_of_prefill(device, activation, shape,
 @pytest.mark.parametrize("window", [0, 512])
 def test_random_cuts_in_random_company_have_the_bits_of_prefill(device, activation, window):
     rows = [(0, n) for n in (1700, 900, 64, 2048, 513, 1200)]
-    case = Case(LARGE[2], rows, device, activation)
+    case = Case(LARGE[1], rows, device, activation)
     whole = case.attend(window)
     offsets = [0, *itertools.accumulate(n for _, n in rows)]
     generator = torch.Generator().manual_seed(0)
@@ -193,7 +194,7 @@ def test_random_cuts_in_random_company_have_the_bits_of_prefill(device, activati
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_rows", [1, 16, 128, 256])
 def test_rows_that_scratch_memory_has_no_room_for_have_the_same_bits(device, activation, num_rows):
-    case = Case(LARGE[3], [(1030 + 5 * i, 1 + i % 5) for i in range(num_rows)], device, activation)
+    case = Case(LARGE[2], [(1030 + 5 * i, 1 + i % 5) for i in range(num_rows)], device, activation)
     wanted = case.attend(0)
     for most in (0, 7, 100):
         assert torch.equal(case.attend(0, tiling=replace(TILINGS[activation], max_partials=most)), wanted)

@@ -21,6 +21,10 @@ from samebit.kernels.triton.softmax import LOG2_E, add_keys, merge, merge_tops, 
 
 SHORT_BLOCK_M = 16
 """Query rows of a tile where a batch row has few."""
+NO_WINDOW = 2**30
+"""Longer than any sequence."""
+INDEX = ["query_start", "row_start", "num_rows", "window", "capacity"]
+"""What differs from batch to batch, for which nothing is compiled anew."""
 PROGRAMS_PER_PROCESSOR = 4
 MERGES_PER_PROCESSOR = 16
 
@@ -51,9 +55,7 @@ TILINGS = {
 """By the dtype of the pages."""
 
 
-@triton.jit(
-    do_not_specialize=["query_start", "row_start", "row_slots", "page_table", "num_rows", "num_tokens", "capacity"]
-)
+@triton.jit(do_not_specialize=[*INDEX, "row_slots", "page_table", "num_tokens", "table_width"])
 def attend_kernel(
     q,
     rel,
@@ -72,9 +74,10 @@ def attend_kernel(
     partial_scales,
     num_rows,
     num_tokens,
+    table_width,
+    window,
     capacity,
     SCALE: tl.constexpr,
-    WINDOW: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
     GROUP: tl.constexpr,
@@ -90,27 +93,25 @@ def attend_kernel(
     HEAD_STRIDE: tl.constexpr,
     ROW_STRIDE: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
-    TABLE_WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     CHUNK: tl.constexpr,
     SHORT_ROWS: tl.constexpr,
     IS_LONG: tl.constexpr,
-    CAN_SPLIT: tl.constexpr,
     BLOCK_B: tl.constexpr,
     DOT: tl.constexpr,
 ):
     ends, is_split, first_partial, _ = row_items(
-        query_start, row_start, num_rows, capacity, BLOCK_TOKENS, WINDOW, CHUNK, GROUP, KV_HEADS, BLOCK_M, SHORT_ROWS,
-        IS_LONG, CAN_SPLIT, BLOCK_B,
+        query_start, row_start, num_rows, window, capacity, BLOCK_TOKENS, CHUNK, GROUP, KV_HEADS, BLOCK_M, SHORT_ROWS,
+        IS_LONG, BLOCK_B,
     )  # fmt: skip
     column = tl.arange(0, BLOCK_D)
     is_column = column < WIDTH
     for item in range(tl.program_id(0), tl.max(ends, 0), tl.num_programs(0)):
         row, first_item = find_row(ends, item)
         first, count, start, first_chunk, chunks = row_sizes(
-            query_start, row_start, row, num_rows, BLOCK_TOKENS, WINDOW, CHUNK
+            query_start, row_start, row, num_rows, window, BLOCK_TOKENS, CHUNK
         )
         split = value_of(is_split, row, BLOCK_B) > 0
         local = item - first_item
@@ -128,7 +129,7 @@ def attend_kernel(
         position = start + place
         low_place = tile * BLOCK_M // GROUP
         high_place = tl.minimum(((tile + 1) * BLOCK_M - 1) // GROUP + 1, count)
-        low = tl.maximum(start + low_place - WINDOW + 1, 0) if WINDOW > 0 else start * 0
+        low = tl.maximum(start + low_place - window + 1, 0)
         if BLOCK_TOKENS > 0:
             high = start
             last_seen = tl.full((BLOCK_M,), 0, tl.int32) + (start - 1)
@@ -157,7 +158,7 @@ def attend_kernel(
                 key = block * BLOCK_N + tl.arange(0, BLOCK_N)
                 is_key = (key >= low) & (key < high)
                 page = tl.load(
-                    page_table + tl.load(row_slots + row).to(tl.int64) * TABLE_WIDTH + key // PAGE_SIZE,
+                    page_table + tl.load(row_slots + row).to(tl.int64) * table_width + key // PAGE_SIZE,
                     mask=is_key,
                     other=0,
                 ).to(tl.int64)
@@ -172,9 +173,7 @@ def attend_kernel(
                 scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * SCALE
                 if D_REL > 0:
                     scores = scores + bias
-                seen = key[None, :] <= last_seen[:, None]
-                if WINDOW > 0:
-                    seen = seen & (distance < WINDOW)
+                seen = (key[None, :] <= last_seen[:, None]) & (distance < window)
                 values = tl.load(v_pages + at, mask=wanted, other=0.0).to(DOT)
                 chunk_top, chunk_total, chunk_sums = add_keys(
                     chunk_top, chunk_total, chunk_sums, scores * temperature[:, None], seen, values, DOT
@@ -190,11 +189,9 @@ def attend_kernel(
                     keys = tl.load(own_k + own * OWN_K_STRIDE + at, mask=wanted, other=0.0).to(DOT)
                     values = tl.load(own_v + own * OWN_V_STRIDE + at, mask=wanted, other=0.0).to(DOT)
                     distance = place[:, None] - other[None, :]
-                    seen = (other < BLOCK_TOKENS)[None, :] & is_query[:, None]
+                    seen = (other < BLOCK_TOKENS)[None, :] & is_query[:, None] & (tl.abs(distance) < window)
                     if IS_CAUSAL:
                         seen = seen & (distance >= 0)
-                    if WINDOW > 0:
-                        seen = seen & (tl.abs(distance) < WINDOW)
                     scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * SCALE
                     chunk_top, chunk_total, chunk_sums = add_keys(
                         chunk_top, chunk_total, chunk_sums, scores * temperature[:, None], seen, values, DOT
@@ -245,7 +242,7 @@ def relative_bias(
     return bias
 
 
-@triton.jit(do_not_specialize=["query_start", "row_start", "num_rows", "capacity"])
+@triton.jit(do_not_specialize=INDEX)
 def merge_kernel(
     query_start,
     row_start,
@@ -253,8 +250,8 @@ def merge_kernel(
     partial_sums,
     partial_scales,
     num_rows,
+    window,
     capacity,
-    WINDOW: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -267,15 +264,15 @@ def merge_kernel(
 ):
     """Merge the chunks of a query row that was split, in ascending order; an item is a query row of a KV head."""
     _ends, is_split, first_partial, query_rows = row_items(
-        query_start, row_start, num_rows, capacity, BLOCK_TOKENS, WINDOW, CHUNK, GROUP, KV_HEADS, BLOCK_M, SHORT_ROWS,
-        False, True, BLOCK_B,
+        query_start, row_start, num_rows, window, capacity, BLOCK_TOKENS, CHUNK, GROUP, KV_HEADS, BLOCK_M, SHORT_ROWS,
+        False, BLOCK_B,
     )  # fmt: skip
     ends = tl.cumsum(is_split * query_rows * KV_HEADS, 0)
     column = tl.arange(0, BLOCK_D)
     for item in range(tl.program_id(0), tl.max(ends, 0), tl.num_programs(0)):
         row, first_item = find_row(ends, item)
         first, count, _start, _first_chunk, chunks = row_sizes(
-            query_start, row_start, row, num_rows, BLOCK_TOKENS, WINDOW, CHUNK
+            query_start, row_start, row, num_rows, window, BLOCK_TOKENS, CHUNK
         )
         head, query_row = (item - first_item) % KV_HEADS, (item - first_item) // KV_HEADS
         piece = (tl.cdiv(count * GROUP, BLOCK_M) - 1 - query_row // BLOCK_M) * KV_HEADS + head
@@ -344,7 +341,7 @@ def attend(
     partial_sums = torch.empty(capacity, SHORT_BLOCK_M, block_d, dtype=torch.float32, device=q.device)
     partial_scales = torch.empty(capacity, SHORT_BLOCK_M, 2, dtype=torch.float32, device=q.device)
     shape = {
-        "WINDOW": window, "BLOCK_TOKENS": rows.block_tokens, "GROUP": group, "KV_HEADS": kv_heads, "WIDTH": width,
+        "BLOCK_TOKENS": rows.block_tokens, "GROUP": group, "KV_HEADS": kv_heads, "WIDTH": width,
         "BLOCK_D": block_d, "CHUNK": tiling.chunk, "SHORT_ROWS": tiling.short_rows,
         "BLOCK_B": max(16, triton.next_power_of_2(num_rows)),
     }  # fmt: skip
@@ -353,12 +350,12 @@ def attend(
         launch(
             attend_kernel, (num_programs(q.device, PROGRAMS_PER_PROCESSOR),), q, rel, rel_proj, tau, rows.own_k, rows.own_v,
             k_pages, v_pages, rows.query_start, rows.row_start, rows.row_slots, rows.page_table, out, partial_sums,
-            partial_scales, num_rows, num_tokens, capacity, SCALE=scale, IS_CAUSAL=rows.is_causal,
-            D_REL=rel_proj.shape[0], EXTENT=rel_proj.shape[1], Q_STRIDE=q.stride(0), REL_STRIDE=rel.stride(0),
+            partial_scales, num_rows, num_tokens, table_width, window or NO_WINDOW, 0 if is_long else capacity,
+            SCALE=scale, IS_CAUSAL=rows.is_causal, D_REL=rel_proj.shape[0], EXTENT=rel_proj.shape[1], Q_STRIDE=q.stride(0), REL_STRIDE=rel.stride(0),
             OWN_K_STRIDE=rows.own_k.stride(0), OWN_V_STRIDE=rows.own_v.stride(0), PAGE_STRIDE=k_pages.stride(0),
-            HEAD_STRIDE=k_pages.stride(1), ROW_STRIDE=k_pages.stride(2), PAGE_SIZE=page_size, TABLE_WIDTH=table_width,
+            HEAD_STRIDE=k_pages.stride(1), ROW_STRIDE=k_pages.stride(2), PAGE_SIZE=page_size,
             BLOCK_M=tiling.long_block_m if is_long else SHORT_BLOCK_M, BLOCK_N=tiling.block_n, IS_LONG=is_long,
-            CAN_SPLIT=can_split and not is_long, DOT=dot_dtype(k_pages.dtype), **shape,
+            DOT=dot_dtype(k_pages.dtype), **shape,
             num_warps=tiling.long_warps if is_long else tiling.short_warps,
             num_stages=tiling.long_stages if is_long else tiling.short_stages, enable_fp_fusion=False,
         )  # fmt: skip
@@ -370,7 +367,7 @@ def attend(
         if can_split:
             launch(
                 merge_kernel, (num_programs(q.device, MERGES_PER_PROCESSOR),), rows.query_start, rows.row_start, out,
-                partial_sums, partial_scales, num_rows, capacity, BLOCK_M=SHORT_BLOCK_M, **shape,
+                partial_sums, partial_scales, num_rows, window or NO_WINDOW, capacity, BLOCK_M=SHORT_BLOCK_M, **shape,
                 num_warps=1, enable_fp_fusion=False,
             )  # fmt: skip
     return out

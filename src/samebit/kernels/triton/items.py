@@ -16,8 +16,8 @@ def row_sizes(
     row_start,
     row,  # one or many
     num_rows,
+    window,
     BLOCK_TOKENS: tl.constexpr,  # tokens of every row that see keys outside of pages as well; 0: query_start says
-    WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     """First token, tokens and first position of batch rows, the first chunk that they see, and how many."""
@@ -31,7 +31,7 @@ def row_sizes(
         first = tl.load(query_start + row, mask=is_row, other=0)
         count = tl.load(query_start + row + 1, mask=is_row, other=0) - first
         end = start + count
-    first_chunk = (tl.maximum(start - WINDOW + 1, 0) if WINDOW > 0 else start * 0) // CHUNK
+    first_chunk = tl.maximum(start - window + 1, 0) // CHUNK
     chunks = tl.cdiv(end, CHUNK) - first_chunk + (1 if BLOCK_TOKENS > 0 else 0)
     return first, count, start, first_chunk, chunks
 
@@ -41,25 +41,24 @@ def row_items(
     query_start,
     row_start,
     num_rows,
-    capacity,  # partial results that scratch memory has room for
+    window,
+    capacity,  # partial results that scratch memory has room for; 0: no row is split
     BLOCK_TOKENS: tl.constexpr,
-    WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     SHORT_ROWS: tl.constexpr,
     IS_LONG: tl.constexpr,  # take rows of more than SHORT_ROWS query rows, else the others
-    CAN_SPLIT: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
     """For all batch rows [BLOCK_B]: where their items end, 1 where split, where their partial results begin, their query rows."""
     rows = tl.arange(0, BLOCK_B)
-    _, count, _, _, chunks = row_sizes(query_start, row_start, rows, num_rows, BLOCK_TOKENS, WINDOW, CHUNK)
+    _, count, _, _, chunks = row_sizes(query_start, row_start, rows, num_rows, window, BLOCK_TOKENS, CHUNK)
     query_rows = count * GROUP
     is_mine = query_rows > SHORT_ROWS if IS_LONG else query_rows <= SHORT_ROWS
     whole = tl.where(is_mine, tl.cdiv(query_rows, BLOCK_M) * KV_HEADS, 0)
-    wanted = tl.where(chunks > 1, whole * chunks, 0) if CAN_SPLIT else whole * 0
+    wanted = tl.where(chunks > 1, whole * chunks, 0)
     partials_end = tl.cumsum(wanted, 0)
     is_split = (wanted > 0) & (partials_end <= capacity)
     ends = tl.cumsum(tl.where(is_split, wanted, whole), 0)
