@@ -23,6 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="auto",
         help="kernel set for tests that take the kernel_kind fixture",
     )
+    parser.addoption(
+        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="activations of engines on a GPU"
+    )
     parser.addoption("--model", default="nano", help="the model that tests of speculation on a trained model take")
 
 
@@ -30,6 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def kernel_kind(request: pytest.FixtureRequest) -> str:
     """The kernel set to test with; requesting it gives the test the `fallback` marker."""
     return str(request.config.getoption("--kernels"))
+
+
+@pytest.fixture(scope="session")
+def activations(request: pytest.FixtureRequest) -> str:
+    """The dtype of activations to test with."""
+    return str(request.config.getoption("--dtype"))
 
 
 # First, so that `-m` sees the markers that are added here.

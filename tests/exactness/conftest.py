@@ -23,6 +23,7 @@ SETTINGS = {
     "num_window_pages": 200,
     "num_checkpoints": 40,
     "poison": True,
+    "graph": "eager",
 }
 
 
@@ -39,9 +40,11 @@ def drafters(tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def make_engine(small_model, kernel_kind) -> Callable[..., Engine]:
+def make_engine(small_model, kernel_kind, activations) -> Callable[..., Engine]:
     def make(**settings) -> Engine:
-        return Engine(EngineConfig(**{"model": small_model, "kernels": kernel_kind, **SETTINGS, **settings}))
+        return Engine(
+            EngineConfig(**{"model": small_model, "kernels": kernel_kind, "dtype": activations, **SETTINGS, **settings})
+        )
 
     return make
 

@@ -78,7 +78,7 @@ def test_a_stream_without_functions_gives_none(source):
 
 def test_a_completion_is_fenced_and_stops(source, data):
     tokenizer, stream = source
-    ids, _ = DialogueWriter(tokenizer, stream, data.sentences, 0, "train").dialogue(30_000)
+    ids, _ = DialogueWriter(tokenizer, stream, data.sentences, 0, "train").dialogue(60_000)
     text = tokenizer.decode(ids, skip_special_tokens=False)
     fence = r"```python\n((?:(?!```).)+)\n```<\|end_message\|>"
     turn = rf"{fence}<\|message_model\|><\|content_text\|>{fence}<\|content_model_end_sampling\|>"

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Literal
 
 import msgspec
 
 from samebit.audit.drafts import DEFAULT, SPOIL_PERCENT
 from samebit.core.config import EngineConfig, Schedule, SpeculativeConfig
 
+Graph = Literal["eager", "trace", "cuda"]
+
 CACHES = ("off", "cold", "hit")
 COMPANIES = ("solo", "batch", "preempted")
 CHUNKS: dict[str, tuple[int, ...]] = {"whole": (), "7": (7,), "mixed": (1, 33, 5, 16)}
-# A way of executing a step, and the engine settings that choose it.
-EXECUTIONS: dict[str, dict[str, Any]] = {
-    name: {"graph": name} for name in ("eager", "trace")
-}  # Any: values of EngineConfig's fields
+# The ways of executing a step on a device, as EngineConfig.graph names them.
+EXECUTIONS: Mapping[str, tuple[Graph, ...]] = {"cpu": ("eager", "trace"), "cuda": ("eager", "cuda")}
 
 # "own": by the drafter of the settings. "told": the reference's answer is guessed, and some of it spoiled.
 DRAFTS = ("none", "own", "told")
@@ -30,14 +30,14 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     `cache`: "off"; "cold" (on, but every request has a namespace of its own); "hit" (after siblings, then once more).
     `company`: "solo", "batch" (all at once), or "preempted" (a batch whose rows are also shuffled, padded and preempted;
-    a request that is alone cannot be preempted). `chunks` and `execution` name entries of CHUNKS and EXECUTIONS.
-    `drafts` is one of DRAFTS.
+    a request that is alone cannot be preempted). `chunks` names an entry of CHUNKS; `execution` is one of EXECUTIONS, `drafts` of
+    DRAFTS.
     """
 
     cache: str
     company: str
     chunks: str
-    execution: str
+    execution: Graph
     drafts: str = "none"
 
     @property
@@ -75,18 +75,19 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             enable_prefix_caching=self.cache != "off",
             schedule=schedule,
             speculative_config=None if self.drafts == "none" else speculation,
-            **EXECUTIONS[self.execution],
+            graph=self.execution,
         )
 
 
-def all_scenarios(chunks: Mapping[str, tuple[int, ...]] = CHUNKS) -> list[Scenario]:
-    """Every combination without guesses, then some with them; equal configs are together."""
-    axes = itertools.product(EXECUTIONS, chunks, COMPANIES, CACHES)
+def all_scenarios(device: str = "cpu", chunks: Mapping[str, tuple[int, ...]] = CHUNKS) -> list[Scenario]:
+    """Every combination without guesses on a device, then some with them; equal configs are together."""
+    executions = EXECUTIONS[device]
+    axes = itertools.product(executions, chunks, COMPANIES, CACHES)
     found = [Scenario(cache=cache, company=who, chunks=cut, execution=how) for how, cut, who, cache in axes]
     ranks = {name: rank for rank, name in enumerate(chunks)}
     found.sort(key=lambda s: (s.execution, ranks[s.chunks], s.company == "preempted", s.cache == "off"))
     # A lone request as it is, and crowded ones with all that can disturb them.
-    guessing = itertools.product(EXECUTIONS, DRAFTS[1:], (("solo", "whole"), ("preempted", "mixed")), ("cold", "hit"))
+    guessing = itertools.product(executions, DRAFTS[1:], (("solo", "whole"), ("preempted", "mixed")), ("cold", "hit"))
     return found + [
         Scenario(cache=cache, company=who, chunks=cut, execution=how, drafts=drafts)
         for how, drafts, (who, cut), cache in guessing

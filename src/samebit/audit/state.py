@@ -81,7 +81,7 @@ def _kv_parts(pools: StatePools, g: int, group: PageGroup, starts: dict[int, tup
     parts = []
     for layer, pool in enumerate(pools.kv[g]):
         for component, tensor in (("k", pool.k), ("v", pool.v)):
-            rows = tensor[ids].transpose(1, 2).reshape(len(ids) * size, -1)[picks]
+            rows = tensor[ids].cpu().transpose(1, 2).reshape(len(ids) * size, -1)[picks]
             parts.append(StatePart(f"{kind} #{layer}", component, positions, rows))
     return parts
 
@@ -102,5 +102,5 @@ def _conv_parts(pools: StatePools, checkpoints: list[Checkpoint]) -> list[StateP
     parts = []
     for stream, pool in zip(geometry.layout.streams, pools.conv, strict=True):
         layer, _, name = stream.name.rpartition(".")
-        parts.append(StatePart(layer, f"{name} convolution input", positions, pool.rows[rows]))
+        parts.append(StatePart(layer, f"{name} convolution input", positions, pool.rows[rows].cpu()))
     return parts

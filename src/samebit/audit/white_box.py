@@ -47,10 +47,10 @@ def audit_model(
     """
     started = time.monotonic()
     environment = Environment.here()
-    wanted = all_scenarios() if scenarios is None else list(scenarios)
     base = msgspec.structs.replace(config, poison=True, checkpoint_interval=2 * config.page_size)
     engine = make_engine(_reference_config(base))
     info, prompts = engine.info, make_prompts(engine)
+    wanted = all_scenarios(str(info.profile["device"])) if scenarios is None else list(scenarios)
     references = [_reference(engine, prompt, number) for number, prompt in enumerate(prompts)]
     del engine
     results: list[ScenarioResult] = []

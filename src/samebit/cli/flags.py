@@ -19,8 +19,21 @@ MaxModelLen = Annotated[
 MaxNumSeqs = Annotated[int | None, typer.Option("--max-num-seqs", help="Most requests that run at once.")]
 MaxNumBatchedTokens = Annotated[int | None, typer.Option("--max-num-batched-tokens", help="Most tokens of a step.")]
 NumThreads = Annotated[int | None, typer.Option("--num-threads", help="CPU threads for the model.")]
-Kernels = Annotated[str | None, typer.Option("--kernels", help="native, torch or auto.")]
-Graph = Annotated[str | None, typer.Option("--graph", help="eager, or trace: record each step once, then replay.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, or auto: a GPU if there is one.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option("--dtype", help="Of activations: float32, bfloat16, or auto: as the weights are, on a GPU."),
+]
+GpuMemory = Annotated[
+    float | None, typer.Option("--gpu-memory-utilization", help="Share of a GPU's memory that may be used.")
+]
+Kernels = Annotated[str | None, typer.Option("--kernels", help="native or torch on a CPU, triton on a GPU, or auto.")]
+Graph = Annotated[
+    str | None,
+    typer.Option(
+        "--graph", help="eager; trace: record each step once, then replay; cuda (GPU): graphs captured at start."
+    ),
+]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Most tokens of an answer.")]
 Temperature = Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")]
 TopP = Annotated[float | None, typer.Option("--top-p")]

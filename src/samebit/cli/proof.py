@@ -7,6 +7,8 @@ import typer
 
 from samebit.cli.flags import (
     CacheBytes,
+    Device,
+    Dtype,
     Kernels,
     MaxModelLen,
     Model,
@@ -36,6 +38,8 @@ def audit(
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="Tokens of each answer to those.", min=1)] = 32,
     seed: Annotated[int, typer.Option("--seed", help="Chooses prompts and disturbances.", min=0)] = 0,
     num_threads: NumThreads = None,
+    device: Device = None,
+    dtype: Dtype = None,
     kernels: Kernels = None,
     max_model_len: MaxModelLen = None,
     page_size: PageSize = None,
@@ -74,6 +78,8 @@ def audit(
             checkpoint_interval=page_size,
             cache_bytes=cache_bytes,
             num_threads=num_threads,
+            device=device,
+            dtype=dtype,
             kernels=kernels,
             speculative_config=from_json(speculative_config),
         )
@@ -87,13 +93,15 @@ def recall(
     model: Model = "nano",
     num_problems: Annotated[int, typer.Option("--problems", help="Dialogues of 40 turns each.", min=1)] = 70,
     num_threads: NumThreads = None,
+    device: Device = None,
+    dtype: Dtype = None,
     kernels: Kernels = None,
 ) -> None:
     """Ask for facts late in long dialogues, with and without the prefix cache; the answers must not differ."""
     from samebit.bench import recall as arms  # noqa: PLC0415 - loads torch
 
     with plain_errors():
-        settings = given(num_threads=num_threads, kernels=kernels)
+        settings = given(num_threads=num_threads, device=device, dtype=dtype, kernels=kernels)
         scores = arms.compare_cache(model, num_problems, settings)
     typer.echo(arms.table(scores))
     raise typer.Exit(int(scores[1].num_changed(scores[0]) > 0))

@@ -85,6 +85,7 @@ _VERBS = (
     "hide import inspect list load lock log make merge move open order pause pin plan prepare print publish read rename repeat reset "
     "restore review save schedule search send set share show sort start stop submit sync tag track update upload validate verify"
 ).split()
+_INVENTED_SHARE = 0.4
 _RESULTS = ("done", "ok", "queued", "accepted", "finished", "not found")
 
 
@@ -153,13 +154,20 @@ def declare(rng: random.Random, split: Split = "train", most: int = 4) -> list[T
             tool = rng.choice(_FIXED)
         else:
             # Two tools about the same thing must be told apart by their verbs, and two that do the same by their things.
-            noun = rng.choice(nouns) if nouns and rng.random() < 0.3 else rng.choice(NOUNS[split])
-            verb = rng.choice(verbs) if verbs and rng.random() < 0.2 else rng.choice(_VERBS)
+            noun = rng.choice(nouns) if nouns and rng.random() < 0.3 else _noun(rng, split)
+            verb = rng.choice(verbs) if verbs and rng.random() < 0.3 else rng.choice(_VERBS)
             nouns.append(noun)
             verbs.append(verb)
             tool = _generated(rng, split, verb, noun)
         found.setdefault(tool.name, tool)
     return list(found.values())
+
+
+def _noun(rng: random.Random, split: Split) -> str:
+    """What a tool is about. Often a word that means nothing in training, so that names are read and not known."""
+    if split == "train" and rng.random() < _INVENTED_SHARE:
+        return invented_word(rng)
+    return rng.choice(NOUNS[split])
 
 
 def declaration(tools: Sequence[Tool]) -> str:

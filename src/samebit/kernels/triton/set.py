@@ -47,7 +47,7 @@ def implementations(activation: torch.dtype) -> dict[str, Callable[..., Any]]:
 
 def check_device(device: torch.device) -> None:
     """Raise RuntimeError if kernels cannot run on ``device``."""
-    if launch.IS_INTERPRETED != (device.type == "cpu"):
+    if (device.type == "cpu") != launch.IS_INTERPRETED:
         wanted = "a CUDA device, or TRITON_INTERPRET=1 to interpret them on a CPU"
         raise RuntimeError(f"Triton kernels need {wanted}; this is {device}, interpreted: {launch.IS_INTERPRETED}")
 
