@@ -60,7 +60,8 @@ def test_functions_fit_on_a_screen():
     for path in SOURCES:
         limit = MAX_KERNEL_LINES if "kernels" in path.parts else MAX_FUNCTION_LINES
         for node in functions(ast.parse(path.read_text())):
-            lines = node.end_lineno - node.lineno + 1
+            # A signature that declares a command's flags or a kernel's sizes is a table, not code.
+            lines = node.end_lineno - node.body[0].lineno + 1
             if lines > limit:
                 long[f"{path.relative_to(ROOT)}:{node.name}"] = lines
     assert long == {}

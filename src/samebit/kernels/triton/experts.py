@@ -124,7 +124,7 @@ def route(
     return ids, weights
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["num_tokens"])
 def group_kernel(expert_ids, num_tokens, pairs, bounds, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
     """Write the live pairs of expert ``program_id`` to ``pairs``, in order, and the bounds of where they lie."""
     expert = tl.program_id(0)
@@ -260,7 +260,7 @@ def down_kernel(
         tl.store(to, tl.trans(total), mask=is_row & (h < width)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["num_tokens"])
 def combine_kernel(slots, weights, num_tokens, out, width, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
     """Add a token's slots in their order; zeros for a token that is padding, whose slots were not written."""
     row = tl.program_id(0).to(tl.int64)

@@ -24,6 +24,8 @@ from samebit.kernels.triton import (
 num_launches = launch.num_launches
 # Fewer rows than this are split over K by the libraries that are known.
 _LEAST_LIBRARY_ROWS = 64
+# Elements of a product that is tried: 1 GiB in fp32.
+_MOST_RESULTS = 1 << 28
 
 
 def implementations(activation: torch.dtype) -> dict[str, Callable[..., Any]]:
@@ -62,13 +64,15 @@ def make_library_rows(
 ) -> Callable[[Tensor], frozenset[int]]:
     """Tells for a packed weight [N, K] at which row counts up to ``max_rows`` the library may stand in; each shape is tried once."""
     counts = {max_rows, *(1 << power for power in range(max_rows.bit_length()))}
+    counts = {count for count in counts if count >= _LEAST_LIBRARY_ROWS}
     found: dict[torch.Size, frozenset[int]] = {}
 
     def library_rows(weight: Tensor) -> frozenset[int]:
-        if launch.IS_INTERPRETED:
+        # Where the weight is narrower than activations, the library would widen it anew for each product.
+        if launch.IS_INTERPRETED or weight.dtype is not activation:
             return frozenset()
         if weight.shape not in found:
-            wanted = [count for count in counts if count >= _LEAST_LIBRARY_ROWS]
+            wanted = [count for count in counts if count * weight.shape[0] <= _MOST_RESULTS]
             found[weight.shape] = linear.certified_row_counts(
                 (weight.shape[0], weight.shape[1]), activation, wanted, device
             )
