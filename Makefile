@@ -6,13 +6,18 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet -c constraints.txt
 
-.PHONY: serve test check fuzz bench docs clean
+.PHONY: serve test test-gpu check fuzz bench docs clean
 
 serve: .venv/.stamp-run
 	$(BIN)/samebit serve nano
 
 test: .venv/.stamp-dev
 	$(BIN)/python -m pytest -n $(WORKERS)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not gpu and not slow" tests/kernels/triton
+
+# On a machine with a CUDA device.
+test-gpu: .venv/.stamp-dev
+	PYTHON=$(BIN)/python .ci/gpu
 
 check: .venv/.stamp-dev
 	$(BIN)/ruff format --check

@@ -1,0 +1,59 @@
+"""Settings that depend on the device: what a machine cannot do is named, and what is left open is chosen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from samebit.core.config import EngineConfig
+from samebit.core.errors import ConfigError
+from samebit.engine.device import cache_budget, settled
+from samebit.engine.model_source import resolve_model
+from samebit.engine.sizing import DEFAULT_CACHE_BYTES
+
+NANO = resolve_model("nano")
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a CUDA device")
+
+
+@no_gpu
+def test_without_a_gpu_everything_left_open_is_for_a_cpu():
+    found = settled(EngineConfig(), NANO)
+    assert (found.device, found.dtype, found.graph) == ("cpu", "float32", "eager")
+
+
+@no_gpu
+def test_a_gpu_that_is_not_there_is_an_error():
+    with pytest.raises(ConfigError, match="device='cuda': torch finds no CUDA device"):
+        settled(EngineConfig(device="cuda"), NANO)
+
+
+@pytest.mark.parametrize(
+    ("setting", "allowed"),
+    [({"graph": "cuda"}, "'eager', 'trace'"), ({"dtype": "bfloat16"}, "'float32'")],
+)
+def test_what_a_cpu_cannot_do_is_named_with_what_it_can(setting, allowed):
+    with pytest.raises(
+        ConfigError, match=rf"{next(iter(setting))}='\w+': must be 'auto' or one of {allowed}.* on a cpu"
+    ):
+        settled(EngineConfig(device="cpu", **setting), NANO)
+
+
+def test_whoever_asks_for_a_cpus_kernels_gets_a_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert settled(EngineConfig(kernels="torch"), NANO).device == "cpu"
+    found = settled(EngineConfig(), NANO)
+    assert (found.device, found.dtype, found.graph) == ("cuda", "bfloat16", "cuda")
+    with pytest.raises(ConfigError, match="kernels='native': must be 'auto' or one of 'triton' on a cuda device"):
+        settled(EngineConfig(device="cuda", kernels="native"), NANO)
+
+
+def test_the_budget_is_what_was_asked_for_or_a_gibibyte_on_a_cpu():
+    cpu = torch.device("cpu")
+    assert cache_budget(EngineConfig(cache_bytes=12345), None, 0, cpu) == 12345
+    assert cache_budget(EngineConfig(), None, 0, cpu) == DEFAULT_CACHE_BYTES == 1 << 30
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.01])
+def test_a_share_of_memory_is_a_share(share):
+    with pytest.raises(ConfigError, match=f"gpu_memory_utilization={share}: must be above 0 and at most 1"):
+        EngineConfig(gpu_memory_utilization=share).validate()

@@ -1,0 +1,116 @@
+"""Steps captured as CUDA graphs give the bits of cold, solo, eager ones; what may not be captured is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from samebit.core.config import Schedule, SpeculativeConfig
+from samebit.core.errors import GraphError
+from samebit.inputs import Bucket
+from tests.driving import make_request, run, run_alone
+from tests.exactness.test_graphs import Spoiled
+from tests.exactness.test_small_model import traffic
+
+pytestmark = pytest.mark.gpu
+METHODS = [None, "ngram", "mtp", "dflash", "dspark"]
+
+
+@pytest.fixture(scope="module")
+def engines(make_engine, drafters):
+    """An engine for each way of guessing; graphs are captured once, and all examples are given to it."""
+    made = {}
+
+    def engine(method):
+        if method not in made:
+            wanted = method and SpeculativeConfig(method=method, model=drafters.get(method))
+            made[method] = make_engine(graph="cuda", speculative_config=wanted, max_num_batched_tokens=24)
+        return made[method]
+
+    return engine
+
+
+@pytest.mark.parametrize("method", METHODS)
+@settings(max_examples=settings.default.max_examples // 2)
+@given(traffic=traffic())
+def test_replayed_steps_give_the_bits_of_a_cold_solo_eager_run(engines, cold, method, traffic):
+    requests, arrivals = traffic
+    engine = engines(method)
+    for _ in range(2):
+        results = run(engine, requests, arrivals)
+        for request in requests:
+            assert results[request.request_id] == cold(request)
+    assert engine.scheduler.counters.num_refused_checkpoints == 0
+
+
+def test_ordinary_steps_are_replayed_and_others_run_eagerly_with_the_same_bits(make_engine, cold):
+    engine = make_engine(graph="cuda", schedule=Schedule(pad_tokens=3, pad_rows=2))
+    plain = replace_params(make_request("p", list(range(9)), max_tokens=5), logprobs=0)
+    assert run_alone(engine, plain) == cold(plain)
+    assert not engine._runner._programs, "no step was eager"
+    wordy = make_request("w", list(range(9)), max_tokens=5, logprobs=3)
+    assert run_alone(engine, wordy) == cold(wordy)
+    assert engine._runner._programs
+
+
+def replace_params(request, **params):
+    import msgspec
+
+    return msgspec.structs.replace(request, params=msgspec.structs.replace(request.params, **params))
+
+
+def capture_with(engine, extra):
+    runner = engine._runner
+    runner._place = replace(runner._place, model=Spoiled(runner._place.model, extra))
+    bucket = Bucket(tokens=4, rows=2, samples=4, bans=0, entries=2, deltas=2, top=0, drafts=0)
+    with torch.inference_mode():
+        return list(runner.capture([bucket]))
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        lambda hidden, index: hidden + 1 if index.num_tokens > 3 else hidden,
+        lambda hidden, index: hidden * int(index.num_tokens),
+        lambda hidden, index: hidden[: len(torch.nonzero(index.positions))],
+    ],
+    ids=["truth test", "host read", "a shape that values decide"],
+)
+def test_a_step_that_reads_a_value_is_not_captured(make_engine, extra):
+    with pytest.raises(GraphError, match="frozen into the recording"):
+        capture_with(make_engine(graph="cuda", max_num_batched_tokens=8), extra)
+
+
+def test_a_branch_that_was_not_taken_when_capturing_is_found_by_the_manifest(make_engine):
+    engine = make_engine(graph="cuda", max_num_batched_tokens=8)
+    live = []
+    capture_with(engine, lambda hidden, _: hidden + 0 if live else hidden)
+    live.append(True)
+    result = run_alone(engine, replace_params(make_request("r", [1, 2, 3]), logprobs=0))
+    assert result.finish_reason == "error"
+    assert "a branch was taken at one time and not at the other" in result.error
+
+
+def test_a_buffer_that_has_moved_is_not_replayed(make_engine):
+    engine = make_engine(graph="cuda", max_num_batched_tokens=8)
+    plain = replace_params(make_request("r", [1, 2, 3]), logprobs=0)
+    assert run_alone(engine, plain).error is None
+    tables = engine.pools.tables
+    engine.pools.tables = replace(tables, length=tables.length.clone())
+    assert "has moved" in run_alone(engine, plain).error
+
+
+def test_capturing_changes_no_pool_outside_the_sinks(make_engine):
+    engine = make_engine(graph="cuda", max_num_batched_tokens=8)
+    run_alone(engine, make_request("a", list(range(30)), max_tokens=3))
+    pools = engine.pools
+    live = [pool.rows[2:] for pool in pools.conv] + [pools.row_tags[:, 2:]]
+    live += [t[1:] for group in pools.kv for pool in group for t in (pool.k, pool.v)]
+    live += [t[1:] for t in (pools.tables.length, pools.tables.ring_tags, *pools.tables.page_stamps)]
+    before = [tensor.clone() for tensor in live]
+    capture_with(engine, lambda hidden, _: hidden)
+    for tensor, copy in zip(live, before, strict=True):
+        assert torch.equal(tensor.view(torch.uint8), copy.view(torch.uint8))

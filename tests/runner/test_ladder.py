@@ -1,0 +1,58 @@
+"""The buckets that graphs are captured for hold every ordinary step, and are few."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samebit.inputs import Bucket
+from samebit.runner.ladder import first_that_holds, ladder
+from samebit.state.layout import KvLayer, PageGroup, StateGeometry, StateLayout
+
+LAYOUT = StateLayout((PageGroup(None, (KvLayer(1, 8),)), PageGroup(6, (KvLayer(1, 8),))), (), 4)
+
+
+def geometry(slots: int, max_drafts: int = 0) -> StateGeometry:
+    return StateGeometry(
+        layout=LAYOUT,
+        page_size=4,
+        num_slots=slots,
+        num_snapshots=8,
+        num_pages=(400, 400),
+        max_length=512,
+        max_drafts=max_drafts,
+    )
+
+
+@given(st.integers(1, 130), st.integers(1, 9000), st.sampled_from([0, 1, 7]), st.booleans())
+def test_every_step_without_extras_fits_a_bucket_of_less_than_twice_its_tokens(slots, tokens, drafts, is_drafting):
+    shape = geometry(slots, drafts)
+    buckets = ladder(shape, 9000, is_drafting=is_drafting)
+    rows = min(slots, tokens)
+    wanted = Bucket(tokens, rows, min(tokens, rows), 0, rows, rows, 0, rows if is_drafting else 0)
+    found = first_that_holds(wanted, buckets)
+    assert found is not None
+    assert found.tokens < max(2 * tokens, 17)
+
+
+def test_decoding_and_verifying_rows_have_buckets_of_their_own():
+    sizes = {(b.rows, b.tokens) for b in ladder(geometry(6, 7), 100, is_drafting=True)}
+    assert {(1, 1), (1, 8), (2, 2), (2, 16), (4, 4), (4, 32), (6, 6), (6, 48)} <= sizes
+
+
+def test_a_step_that_wants_more_than_any_bucket_has_fits_none():
+    buckets = ladder(geometry(4), 64, is_drafting=False)
+    plain = Bucket(4, 4, 4, 0, 0, 0, 0, 0)
+    assert first_that_holds(plain, buckets) is not None
+    for extra in ({"top": 1}, {"bans": 1}, {"tokens": 65}, {"rows": 5}, {"drafts": 1}):
+        assert first_that_holds(replace(plain, **extra), buckets) is None, extra
+
+
+@pytest.mark.parametrize("max_tokens", [1, 15, 16, 512, 8192])
+def test_there_are_few_buckets_in_order_of_size(max_tokens):
+    buckets = ladder(geometry(128), max_tokens, is_drafting=False)
+    assert len(buckets) == len(set(buckets)) <= 20
+    assert [astuple(b) for b in buckets] == sorted(astuple(b) for b in buckets)
