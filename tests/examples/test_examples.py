@@ -9,12 +9,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-NEEDS_A_SERVER = "<!-- needs a server -->\n"
+NEEDS_MORE = r"<!-- needs a (?:server|GPU) -->\n"
 BLOCKS = {
     f"{page.name}-{number}": code
     for page in PAGES
     for number, (mark, code) in enumerate(
-        re.findall(rf"({re.escape(NEEDS_A_SERVER)})?```python\n(.*?)```", page.read_text(), re.DOTALL)
+        re.findall(rf"({NEEDS_MORE})?```python\n(.*?)```", page.read_text(), re.DOTALL)
     )
     if not mark
 }
