@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +15,7 @@ import torch
 from samebit.core.config import EngineConfig
 from samebit.core.errors import ConfigError
 from samebit.engine.loading import Loaded
+from samebit.engine.memory import memory_table
 from samebit.engine.sizing import DEFAULT_CACHE_BYTES, size_pools
 from samebit.models.checkpoint import read_json
 from samebit.runner.ladder import ladder
@@ -85,6 +88,26 @@ def capture_graphs(config: EngineConfig, runner: LocalRunner, pools: StatePools,
         pass
 
 
+def device_memory(device: torch.device) -> dict[str, int]:
+    """Bytes of a GPU: all of it, what this process holds, and what of that is tensors."""
+    if device.type == "cpu":
+        return {}
+    total = torch.cuda.mem_get_info(device)[1]
+    return {
+        "device_bytes": total,
+        "reserved_bytes": torch.cuda.memory_reserved(device),
+        "allocated_bytes": torch.cuda.memory_allocated(device),
+    }
+
+
+def tell_memory(memory: Mapping[str, int], device: torch.device) -> None:
+    """Say what an engine's memory holds: in the log, and on stderr where it is a GPU's, which is scarce."""
+    table = memory_table(memory)
+    _log.info("%s", table)
+    if device.type != "cpu":
+        sys.stderr.write(f"{table}\n")
+
+
 def free_bytes(device: torch.device) -> int:
     """Memory of `device` that nobody uses."""
     return psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
@@ -111,18 +134,18 @@ def cache_budget(config: EngineConfig, loaded: Loaded, max_drafts: int, device: 
     before = torch.cuda.memory_allocated(device)
     largest = ladder(geometry, config.max_num_batched_tokens, is_drafting=loaded.drafter is not None)[-1]
     make_runner(msgspec.structs.replace(config, graph="eager"), loaded, pools, device).run_inert(largest)
-    workspace = torch.cuda.max_memory_allocated(device) - before
-    pool_bytes = geometry.num_bytes
+    workspace = _WORKSPACES * (torch.cuda.max_memory_allocated(device) - before)
     del pools
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     allowed, used = int(config.gpu_memory_utilization * total), total - free
-    budget = allowed - used + pool_bytes - _WORKSPACES * workspace
-    _log.info("GPU memory: %.2f GB of %.2f in use, %.2f a step", used / 1e9, total / 1e9, workspace / 1e9)
-    if budget < pool_bytes:
+    # These pools hold what running requests need on top of the budget, and one request of the largest length.
+    budget = allowed - used - workspace - geometry.num_bytes
+    if budget <= 0:
         raise ConfigError(
             f"gpu_memory_utilization={config.gpu_memory_utilization}: allows {allowed / 1e9:.2f} of {total / 1e9:.2f} GB, but "
-            f"{used / 1e9:.2f} GB are in use (weights, and other processes), and a step of {config.max_num_batched_tokens} tokens "
-            f"(max_num_batched_tokens) takes {_WORKSPACES * workspace / 1e9:.2f} GB"
+            f"{used / 1e9:.2f} GB are in use (weights, and other processes), steps of {config.max_num_batched_tokens} tokens "
+            f"(max_num_batched_tokens) take {workspace / 1e9:.2f} GB, and the state of {config.max_num_seqs} running requests "
+            f"(max_num_seqs), one of them of {geometry.max_length} tokens (max_model_len), {geometry.num_bytes / 1e9:.2f} GB"
         )
     return budget

@@ -9,9 +9,18 @@ import torch
 from samebit.core.config import EngineConfig
 from samebit.core.errors import InvalidRequestError
 from samebit.core.request import EngineInfo, EngineOutput, Request
-from samebit.engine.device import cache_budget, capture_graphs, free_bytes, make_runner, settled
+from samebit.engine.device import (
+    cache_budget,
+    capture_graphs,
+    device_memory,
+    free_bytes,
+    make_runner,
+    settled,
+    tell_memory,
+)
 from samebit.engine.interrupts import uninterrupted
 from samebit.engine.loading import load
+from samebit.engine.memory import memory_of
 from samebit.engine.model_source import resolve_model
 from samebit.engine.output import OutputProcessor
 from samebit.engine.profile import fingerprint, numerics_profile
@@ -65,18 +74,9 @@ class Engine:
             vocab_size=model.vocab_size,
             system_fingerprint=fingerprint(folder, profile),
             profile=profile,
-            memory={
-                "parameters": model.num_parameters,
-                "state_bytes": geometry.num_bytes,
-                "checkpoints": geometry.num_snapshots,
-                "slots": geometry.num_slots,
-                "page_size": geometry.page_size,
-                **{
-                    f"pages_{group.window or 'full'}": count
-                    for group, count in zip(geometry.layout.groups, geometry.num_pages, strict=True)
-                },
-            },
+            memory={"parameters": model.num_parameters, **memory_of(geometry), **device_memory(device)},
         )
+        tell_memory(self.info.memory, device)
 
     @property
     def has_work(self) -> bool:
@@ -87,7 +87,9 @@ class Engine:
         """Queue a request. InvalidRequestError names what is wrong with it, and then nothing has changed."""
         request.params.validate()
         vocab_size = self.info.vocab_size
-        for param, ids in (("prompt", request.prompt_token_ids), ("stop_token_ids", request.params.stop_token_ids)):
+        params = request.params
+        named = (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias))
+        for param, ids in (("prompt", request.prompt_token_ids), *named):
             for token_id in ids or ():
                 if not 0 <= token_id < vocab_size:
                     raise InvalidRequestError(f"token id {token_id}: must be 0 .. {vocab_size - 1}", param=param)
