@@ -35,6 +35,8 @@ _COMMON: dict[str, Any] = {
     "route_scale": 2.5,
     "sconv_kernel_size": 4,
     "rms_norm_eps": 1e-6,
+    "log_scaling_n_floor": 128000,
+    "log_scaling_alpha": 0.1,
 }
 # Text configs in the published spelling, in which the dense layers' width has a name of its own.
 SHAPES: dict[str, dict[str, Any]] = {
@@ -52,6 +54,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "n_routed_experts": 64,
         "logits_mup_width_multiplier": 8.0,
         "vocab_size": 32768,
+        "unpadded_vocab_size": 32768,
         "model_max_length": 32768,
     },
     # The shapes of Inkling-Small, 6 layers of 42.
@@ -66,8 +69,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "dense_intermediate_size": 16384,
         "intermediate_size": 2048,
         "n_routed_experts": 256,
-        "log_scaling_n_floor": 128000,
-        "log_scaling_alpha": 0.1,
         "logits_mup_width_multiplier": 16.0,
         "vocab_size": 201024,
         "unpadded_vocab_size": 200058,
