@@ -177,7 +177,7 @@ def test_a_state_that_is_computed_again_counts_as_used():
     assert again.num_cached_tokens == 0
     for seed in (3, 4):
         world.ask(tokens(9, seed=seed), max_tokens=1)
-    assert [bool(world.manager.tree.walk("", tokens(9, seed=seed), 8)) for seed in (1, 2, 3, 4)] == [
+    assert [bool(world.manager.tree.walk(world.manager.namespace(""), tokens(9, seed=seed), 8)) for seed in (1, 2, 3, 4)] == [
         True, False, True, True,
     ]  # fmt: skip
 
@@ -188,7 +188,10 @@ def test_what_was_used_last_is_evicted_last():
         world.ask(tokens(9, seed=seed), max_tokens=1)
     world.ask(tokens(9, seed=1), max_tokens=1)
     world.ask(tokens(9, seed=4), max_tokens=1)
-    hits = {seed: world.manager.tree.walk("", tokens(9, seed=seed), 8) != [] for seed in (1, 2, 3, 4)}
+    hits = {
+        seed: world.manager.tree.walk(world.manager.namespace(""), tokens(9, seed=seed), 8) != []
+        for seed in (1, 2, 3, 4)
+    }
     assert hits == {1: True, 2: False, 3: True, 4: True}
 
 

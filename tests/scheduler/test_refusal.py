@@ -143,7 +143,7 @@ def test_a_request_that_met_damage_takes_nothing_from_the_cache_again():
     world.add(PROMPT, prompt_logprobs=0)
     world.step()
     assert world.counters.num_damaged_resumes == 1
-    assert world.manager.tree.walk("", PROMPT, 24)
+    assert world.manager.tree.walk(world.manager.namespace(""), PROMPT, 24)
     world.step()
     row = next(row for row in world.plan.rows if row.request_id == victim.request.request_id)
     assert (row.start, row.resume_snapshot) == (0, 0)

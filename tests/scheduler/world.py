@@ -50,6 +50,7 @@ class World:
         order_seed: int | None = 0,
         accepts: Sequence[int] = (),
         on_device: bool = False,
+        priority_aging_steps: int = 64,
     ) -> None:
         self.geometry = geometry or make_geometry()
         config = EngineConfig(
@@ -58,6 +59,7 @@ class World:
             max_num_seqs=self.geometry.num_slots,
             max_num_batched_tokens=budget,
             schedule=schedule or Schedule(),
+            priority_aging_steps=priority_aging_steps,
         )
         self.manager = StateManager(self.geometry, enable_caching=enable_caching, order_seed=order_seed)
         self._accepts = accepts
@@ -70,6 +72,7 @@ class World:
         self.plan: BatchPlan | None = None
         self.requests: dict[str, Watched] = {}
         self.live: set[str] = set()
+        self.reasons: dict[str, str | None] = {}
         self._seen: set[Checkpoint] = set()
 
     @property
@@ -80,7 +83,17 @@ class World:
     def counters(self):
         return self.scheduler.counters
 
-    def add(self, prompt: list[int], *, salt: str = "", seed: int = 0, start: int = 1, **params) -> Watched:
+    def add(
+        self,
+        prompt: list[int],
+        *,
+        salt: str = "",
+        seed: int = 0,
+        start: int = 1,
+        priority: int = 0,
+        effort_changed: bool = False,
+        **params,
+    ) -> Watched:
         """Submit a request; `params` are SamplingParams fields."""
         name = f"r{len(self.requests)}"
         request = Request(
@@ -91,6 +104,8 @@ class World:
             eos_token_ids=(EOS,),
             cache_salt=salt,
             prompt_logprobs_start=start,
+            priority=priority,
+            effort_changed=effort_changed,
         )
         self.scheduler.add(request)
         watched = Watched(request, answer(self.geometry.layout, request, self.geometry.max_length))
@@ -199,6 +214,7 @@ class World:
         assert all(len(item.top_ids) == params.prompt_logprobs for item in progress.prompt)
         watched.num_cached_tokens = progress.num_cached_tokens
         watched.num_preemptions = progress.num_preemptions
+        self.reasons[progress.request_id] = progress.cache_miss_reason
         wanted = watched.wanted
         assert watched.outputs == wanted.outputs[: len(watched.outputs)], "tokens differ from the oracle's"
         assert watched.prompt == wanted.prompt[: len(watched.prompt)], "prompt scores differ from the oracle's"
@@ -222,7 +238,7 @@ class World:
                 assert row.start % size == 0
                 assert row.num_tokens >= 1, "a hit leaves at least one token to compute"
                 assert any(c.snapshot == row.resume_snapshot and c.pins for c in self.checkpoints), "not pinned"
-                assert request.cache_salt in self._namespaces(row.resume_snapshot)
+                assert self.manager.namespace(request.cache_salt) in self._namespaces(row.resume_snapshot)
         for entry in plan.entries:
             assert entry.boundary > 0
             assert entry.boundary % size == 0, "a boundary is a multiple of the page size"

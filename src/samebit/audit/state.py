@@ -31,12 +31,12 @@ class SeenMemory:
     snapshots: set[int] = field(default_factory=set)
 
 
-def read_state(engine: Engine, namespace: str, tokens: list[int], seen: SeenMemory) -> list[StatePart]:
+def read_state(engine: Engine, salt: str, tokens: list[int], seen: SeenMemory) -> list[StatePart]:
     """All parts of every checkpoint that lies on the path of `tokens` and is not in `seen`, which grows.
 
     Full-attention rows of positions [0, t), window rows of [t - W + 1, t), convolution inputs of [t - K + 1, t).
     """
-    path = engine.manager.tree.walk(namespace, tokens, len(tokens))
+    path = engine.manager.tree.walk(engine.manager.namespace(salt), tokens, len(tokens))
     checkpoints = [node.checkpoint for node in path if node.checkpoint is not None]
     if not checkpoints:
         return []

@@ -123,7 +123,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cores). `graph`: "eager", "trace" (each step is recorded once for its sizes and replayed), "cuda" (CUDA graphs, captured at
     start), all of the same bits; "auto" is "cuda" on a GPU. `kernels`: "native" (compiled) or "torch" (pure torch) on a CPU,
     "triton" on a GPU, or "auto". `speculative_config`: who guesses tokens ahead (None:
-    nobody). `poison`: fill fresh and freed memory with NaN (tests).
+    nobody). `priority_aging_steps`: steps of waiting that weigh as much as one level of a request's priority. `poison`: fill fresh and freed memory with NaN (tests).
     """
 
     model: str = "nano"
@@ -144,6 +144,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_threads: int | None = None
     graph: Literal["auto", "eager", "trace", "cuda"] = "auto"
     kernels: Literal["auto", "native", "torch", "triton"] = "auto"
+    priority_aging_steps: int = 64
     poison: bool = False
     speculative_config: SpeculativeConfig | None = None
     schedule: Schedule = Schedule()
@@ -161,6 +162,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "num_checkpoints": (self.num_checkpoints, 1),
             "cache_bytes": (self.cache_bytes, 1),
             "num_threads": (self.num_threads, 1),
+            "priority_aging_steps": (self.priority_aging_steps, 1),
         }
         for name, (value, low) in limits.items():
             if value is not None and value < low:

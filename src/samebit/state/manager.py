@@ -22,6 +22,7 @@ from samebit.core.plan import (
     position_tag,
 )
 from samebit.state.allocator import IdPool
+from samebit.state.evicted import EvictedPrefixes
 from samebit.state.layout import PageGroup, StateGeometry
 from samebit.state.prefix_tree import Checkpoint, CheckpointKind, HeldPage, Node, PrefixTree
 
@@ -79,19 +80,26 @@ class StateManager:
         self.slots = IdPool("slots", slots, order_seed=order_seed)
         self._last_step = 0
         self._num_owners = 0
+        self._epoch = 0
+        self.evicted = EvictedPrefixes()
         self.num_evicted_tokens = 0
 
     # Admission and growth
 
-    def match_length(self, namespace: str, tokens: list[int], limit: int) -> int:
-        """Tokens of the deepest checkpoint with at most `limit` tokens of `tokens`."""
-        return _depth(self.tree.walk(namespace, tokens, limit)) * self.geometry.page_size
+    def namespace(self, salt: str) -> str:
+        """Where prefixes of a tenant are cached that were computed with the present weights."""
+        return f"{self._epoch}:{salt}"
 
-    def admit(self, namespace: str, tokens: list[int], limit: int) -> SequenceState | None:
+    def match_length(self, salt: str, tokens: list[int], limit: int) -> int:
+        """Tokens of the deepest checkpoint with at most `limit` tokens of `tokens`."""
+        return _depth(self.tree.walk(self.namespace(salt), tokens, limit)) * self.geometry.page_size
+
+    def admit(self, salt: str, tokens: list[int], limit: int) -> SequenceState | None:
         """A new sequence at the deepest checkpoint with at most `limit` tokens of `tokens`; None without a free slot."""
         slot = self.slots.take()
         if slot is None:
             return None
+        namespace = self.namespace(salt)
         path = self.tree.walk(namespace, tokens, limit) if self.enable_caching else []
         depth = _depth(path)
         checkpoint = path[depth - 1].checkpoint if depth else None
@@ -185,6 +193,8 @@ class StateManager:
         for node in gone:
             if full is not None and node.page is not None:
                 self.pages[full].drop(node.page, self._last_step)
+            if node.parent is not None and node.parent.is_root:
+                self.evicted.note(node.parent.namespace, node.key)
         for g, held in checkpoint.windows.items():
             for item in held:
                 self.pages[g].drop(item.page, self._last_step)
@@ -205,6 +215,13 @@ class StateManager:
         """Empty the cache, but for checkpoints that a planned step reads."""
         for checkpoint in list(self.tree.eviction_order()):
             self.drop_checkpoint(checkpoint)
+        self.evicted.clear()
+
+    def begin_epoch(self) -> None:
+        """The weights are about to change: what was computed with the old ones is never hit again. No sequence may be left."""
+        assert not self.slots.num_used, "a sequence has state of the old weights"
+        self.drop_all_checkpoints()
+        self._epoch += 1
 
     # Progress and end
 

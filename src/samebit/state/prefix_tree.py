@@ -53,7 +53,7 @@ class Checkpoint:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One page of tokens; `page` is None where the model has no full-attention group."""
+    """One page of tokens; `page` is None where the model has no full-attention group. Only a root has a `namespace`."""
 
     parent: Node | None
     key: tuple[int, ...]
@@ -62,6 +62,12 @@ class Node:
     num_tokens: int = 0
     children: dict[tuple[int, ...], Node] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
+    namespace: str = ""
+
+    @property
+    def is_root(self) -> bool:
+        """Whether it stands for no tokens."""
+        return self.parent is None
 
     @property
     def is_bare(self) -> bool:
@@ -90,6 +96,10 @@ class PrefixTree:
         """All checkpoints, in the order of publication."""
         return list(self._checkpoints.values())
 
+    def has(self, namespace: str) -> bool:
+        """Whether anything is cached in `namespace`."""
+        return namespace in self._roots
+
     def walk(self, namespace: str, tokens: list[int], limit: int) -> list[Node]:
         """Nodes along `tokens`, at most `limit` tokens deep."""
         node, path = self._roots.get(namespace), []
@@ -115,7 +125,7 @@ class PrefixTree:
         """
         assert boundary > 0, "a checkpoint holds at least one page"
         assert boundary % self._page_size == 0, "a boundary is a multiple of the page size"
-        node = self._roots.setdefault(namespace, Node(parent=None, key=()))
+        node = self._roots.setdefault(namespace, Node(parent=None, key=(), namespace=namespace))
         made: list[Node] = []
         for index in range(boundary // self._page_size):
             key = tuple(tokens[index * self._page_size : (index + 1) * self._page_size])
