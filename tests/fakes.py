@@ -7,7 +7,7 @@ request. Each mixer folds exactly the values that it may see (K conv inputs, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import takewhile, zip_longest
 
@@ -69,7 +69,7 @@ def list_mixers(layout: StateLayout) -> list[Mixer]:
     return [Mixer(number, *turn) for number, turn in enumerate(turns)]
 
 
-def draw(value: int, settings: tuple, banned: list[int]) -> int:
+def draw(value: int, settings: tuple, banned: Iterable[int]) -> int:
     """The token that a final value and sampling settings lead to."""
     token = hash((value, *settings)) % VOCAB
     while token in banned:
@@ -341,7 +341,7 @@ class FakeRunner:
         value, token = values[sample.offset], sample.target
         if token < 0:
             settings = (sample.temperature, sample.top_k, sample.top_p, sample.min_p, sample.seed, sample.sample_index)
-            token = draw(value, settings, sample.banned)
+            token = draw(value, settings, [edit.token_id for edit in sample.edits])
         top = list(range(sample.num_top))
         is_finite = row.plan.request_id not in self.not_finite
         return SampleOutput(token, score(value, token), 1, is_finite, top, [0.0] * len(top))

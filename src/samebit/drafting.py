@@ -28,7 +28,7 @@ class DraftSteps:
     def __init__(self, inputs: StaticInputs, pools: StatePools, device: torch.device) -> None:
         self._inputs, self._tables = inputs, pools.tables
         num_rows = inputs.draft_slots.shape[0]
-        bucket = Bucket(tokens=num_rows, rows=num_rows, samples=0, bans=0, entries=0, deltas=0, top=0, drafts=0)
+        bucket = Bucket(tokens=num_rows, rows=num_rows, samples=0, edits=0, entries=0, deltas=0, top=0, drafts=0)
         self._own = InputBuffer(bucket, device).view
         self._own.query_start.copy_(torch.arange(num_rows + 1))
         self._addresses = IndexBuffer(self._own, pools)

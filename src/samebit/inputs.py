@@ -17,20 +17,17 @@ from torch import Tensor
 
 from samebit.core.plan import DRAW, BatchPlan, draft_tag, owner_tag
 
-# Far below any logit, yet finite: an infinity marks a logits row as broken.
-BANNED_LOGIT = -1e30
-
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Sizes of a step: tokens, batch rows, logits rows, bans, checkpoint entries, page deltas, most likely tokens wanted, and
+    """Sizes of a step: tokens, batch rows, logits rows, edited logits, checkpoint entries, page deltas, most likely tokens wanted, and
     rows whose next tokens are guessed.
     """
 
     tokens: int
     rows: int
     samples: int
-    bans: int
+    edits: int
     entries: int
     deltas: int
     top: int
@@ -43,7 +40,7 @@ class Bucket:
             tokens=max(1, plan.num_tokens + plan.pad_tokens),
             rows=len(plan.rows) + plan.pad_rows,
             samples=max(1, len(plan.samples)),
-            bans=sum(len(sample.banned) for sample in plan.samples),
+            edits=sum(len(sample.edits) for sample in plan.samples),
             entries=len(plan.entries),
             deltas=len(plan.page_deltas),
             top=max((sample.num_top for sample in plan.samples), default=0),
@@ -66,7 +63,7 @@ class StaticInputs:
     int64 (owner tag of this step), `row_resume` [B] int32 (snapshot, 0: none), `row_resume_tag` [B] int64.
     Logits rows: `sample_rows`, `sample_offsets`, `sample_targets`, `sample_top_k`, `sample_indices` [L] int32,
     `sample_temperature`, `sample_top_p`, `sample_min_p` [L] float32, `sample_seeds` [L] int64.
-    Bans: `ban_samples`, `ban_tokens` [N] int32, `ban_logits` [N] float32 is added to that logit before the draw.
+    Edited logits: `edit_samples` (-1: none), `edit_tokens` [N] int32, `edit_penalties`, `edit_shifts` [N] float32, as in LogitEdit.
     Entries: `entry_rows`, `entry_snapshots` [E] int32, `entry_boundaries`, `entry_tags` [E] int64.
     Rows that guess: `draft_slots` [P] int32, `draft_samples` [P] int32 (the logits row whose settings their draws have),
     `draft_limits` [P] int64 (positions below it have pages), `draft_tags` [P] int64.
@@ -88,9 +85,10 @@ class StaticInputs:
     sample_temperature: Tensor
     sample_top_p: Tensor
     sample_min_p: Tensor
-    ban_samples: Tensor
-    ban_tokens: Tensor
-    ban_logits: Tensor
+    edit_samples: Tensor
+    edit_tokens: Tensor
+    edit_penalties: Tensor
+    edit_shifts: Tensor
     entry_rows: Tensor
     entry_snapshots: Tensor
     delta_groups: Tensor
@@ -114,8 +112,8 @@ _WIDE = {
     *("row_start", "row_tags", "row_resume_tag", "sample_seeds"),
     *("entry_boundaries", "entry_tags", "delta_stamps", "draft_limits", "draft_tags"),
 }
-_REAL = {"ban_logits", "sample_temperature", "sample_top_p", "sample_min_p"}
-_INERT = {"row_first_draw": -1, "sample_top_p": 1.0}
+_REAL = {"edit_penalties", "edit_shifts", "sample_temperature", "sample_top_p", "sample_min_p"}
+_INERT = {"row_first_draw": -1, "sample_top_p": 1.0, "edit_samples": -1, "edit_penalties": 1.0}
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -132,7 +130,7 @@ def _length(name: str, bucket: Bucket) -> int:
         "token": bucket.tokens,
         "row": bucket.rows,
         "sample": bucket.samples,
-        "ban": bucket.bans,
+        "edit": bucket.edits,
         "entry": bucket.entries,
         "delta": bucket.deltas,
         "draft": bucket.drafts,
@@ -174,8 +172,12 @@ class InputBuffer:
         self._staging.copy_(self._inert)
         self._fill_rows(plan)
         _put(host, "sample", _SAMPLE_FIELDS, plan.samples)
-        bans = [(number, token, BANNED_LOGIT) for number, sample in enumerate(plan.samples) for token in sample.banned]
-        _put_columns(host, ("ban_samples", "ban_tokens", "ban_logits"), bans)
+        edits = [
+            (number, edit.token_id, edit.penalty, edit.shift)
+            for number, sample in enumerate(plan.samples)
+            for edit in sample.edits
+        ]
+        _put_columns(host, ("edit_samples", "edit_tokens", "edit_penalties", "edit_shifts"), edits)
         _put(host, "entry", _ENTRY_FIELDS, plan.entries)
         _put(host, "delta", _DELTA_FIELDS, plan.page_deltas)
         first_draw = host["row_first_draw"]

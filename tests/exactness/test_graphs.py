@@ -58,7 +58,7 @@ def test_inert_inputs_change_no_pool_outside_the_sinks(make_engine):
     from samebit.inputs import Bucket
 
     with torch.inference_mode():
-        engine._runner._program(Bucket(tokens=16, rows=4, samples=4, bans=2, entries=4, drafts=2, deltas=4, top=2))
+        engine._runner._program(Bucket(tokens=16, rows=4, samples=4, edits=2, entries=4, drafts=2, deltas=4, top=2))
     for name, tensors in live.items():
         for tensor, copy in zip(tensors, before[name], strict=True):
             assert torch.equal(tensor.nan_to_num(7.0), copy.nan_to_num(7.0)), name

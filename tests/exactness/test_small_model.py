@@ -35,6 +35,10 @@ sampling = st.fixed_dictionaries(
         "top_p": st.sampled_from([1.0, 0.8]),
         "min_p": st.sampled_from([0.0, 0.05]),
         "max_tokens": st.integers(1, 16),
+        "presence_penalty": st.sampled_from([0.0, 0.0, 1.5]),
+        "frequency_penalty": st.sampled_from([0.0, 0.0, 0.3]),
+        "repetition_penalty": st.sampled_from([1.0, 1.0, 1.3]),
+        "logit_bias": st.sampled_from([None, None, {3: 5.0, 7: -100.0}]),
         "prompt_logprobs": st.sampled_from([None, None, 2]),
         "seed": st.integers(0, (1 << 63) - 1),
     }

@@ -73,6 +73,12 @@ SAMPLING = st.fixed_dictionaries(
         "prompt_logprobs": st.sampled_from([0, 2]),
         "stop_token_ids": st.lists(st.integers(0, VOCAB - 1), min_size=5, max_size=30),
         "min_tokens": st.just(1),
+        "presence_penalty": st.sampled_from([-2.0, 0.7]),
+        "frequency_penalty": st.sampled_from([-0.3, 1.1]),
+        "repetition_penalty": st.sampled_from([0.8, 1.3]),
+        "logit_bias": st.dictionaries(
+            st.integers(0, VOCAB - 1), st.sampled_from([-100.0, -0.5, 3.0, 100.0]), max_size=4
+        ),
     },
 )
 REQUESTS = {

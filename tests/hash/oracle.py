@@ -39,7 +39,8 @@ class Oracle:
         room = min(params.max_tokens or self.max_length, self.max_length - len(prompt))
         while True:
             banned = stops if len(answer.token_ids) < params.min_tokens else set()
-            drawn = self.draw(model, request, params.logprobs or 0, banned=banned)
+            edits = edited_by_formula(params, prompt, answer.token_ids, banned)
+            drawn = self.draw(model, request, params.logprobs or 0, edits=edits)
             answer.token_ids.append(drawn.token_id)
             answer.logprobs += [drawn] if params.logprobs is not None else []
             if drawn.token_id in stops and len(answer.token_ids) >= params.min_tokens:
@@ -50,13 +51,11 @@ class Oracle:
                 return answer
             model.feed(drawn.token_id)
 
-    def draw(self, model, request, num_top, *, target=-1, banned=frozenset()) -> TokenLogprobs:
+    def draw(self, model, request, num_top, *, target=-1, edits=None) -> TokenLogprobs:
         """The token behind those that `model` has taken in."""
         logits = torch.tensor([model.logits()])
-        if banned:
-            barred = logits.clone()
-            barred[0, sorted(banned)] = -1e30
-            target = int(self.kernels.sample(barred, self._columns(model, request, target))[0])
+        if edits is not None:
+            target = int(self.kernels.sample(edits(logits), self._columns(model, request, target))[0])
         token, logprob, rank, _ = self.kernels.sample(logits, self._columns(model, request, target))
         ids, logprobs = self.kernels.top_logprobs(logits, num_top)
         return TokenLogprobs(int(token), float(logprob), int(rank), ids[0].tolist(), logprobs[0].tolist())
@@ -71,6 +70,24 @@ class Oracle:
             **{name: torch.tensor([value], dtype=torch.int32) for name, value in integers.items()},
             **{name: torch.tensor([value], dtype=torch.float32) for name, value in reals.items()},
         )
+
+
+def edited_by_formula(params, prompt, output, banned):
+    """What docs/sampling.md says of bias and penalties, as a function of logits [1, V]; token by token."""
+
+    def edited(logits):
+        changed = logits.clone()
+        for token in range(logits.shape[1]):
+            count, penalty = output.count(token), torch.tensor(params.repetition_penalty)
+            if count or token in prompt:
+                value = changed[0, token]
+                changed[0, token] = value / penalty if value > 0 else value * penalty
+            shift = (params.logit_bias or {}).get(token, 0.0)
+            shift -= params.presence_penalty * (count > 0) + params.frequency_penalty * count
+            changed[0, token] += -1e30 if token in banned else shift
+        return changed
+
+    return edited
 
 
 def check_bytes(engine: Engine, config: HashConfig, checkpoint: Checkpoint) -> None:

@@ -45,14 +45,14 @@ STEP_MUTANTS = [
         "token_ids",
     ),
     Mutant(
-        "bans of another sample",
-        "Tokens that are barred for one request are barred for the one after it.",
+        "edits of another sample",
+        "Logits that are changed for one request are changed for the one after it.",
         (),
         (
             edit(
                 FILL,
-                "bans = [(number, token, BANNED_LOGIT)",
-                "bans = [((number + 1) % len(plan.samples), token, BANNED_LOGIT)",
+                "edits = [(number, edit.token_id",
+                "edits = [((number + 1) % len(plan.samples), edit.token_id",
             ),
         ),
         "answers",

@@ -69,7 +69,7 @@ def user_prompts(engine: Engine, folder: Path, lines: list[BatchLine], *, seed: 
     template = load_chat_template(folder, engine.tokenizer)
     prompts = []
     for number, line in enumerate(lines, start=1):
-        params = msgspec.convert({"seed": seed, **line.sampling}, SamplingParams)
+        params = msgspec.convert({"seed": seed, **line.sampling}, SamplingParams, str_keys=True)
         params = msgspec.structs.replace(params, logprobs=max(NUM_TOP, params.logprobs or 0))
         if line.messages is not None and template is None:
             raise InvalidRequestError("this checkpoint has no chat template", param="messages")

@@ -42,7 +42,7 @@ class Add(_Operation, frozen=True, tag="add", kw_only=True):
         return Request(
             request_id=self.request_id,
             prompt_token_ids=self.prompt,
-            params=msgspec.convert(self.params, SamplingParams),
+            params=msgspec.convert(self.params, SamplingParams, str_keys=True),
             seed=self.seed,
             sample_index=self.sample_index,
             eos_token_ids=self.eos_token_ids,

@@ -17,6 +17,8 @@ SnapshotId = NewType("SnapshotId", int)
 SINK_PAGE = PageId(0)
 NO_SNAPSHOT = SnapshotId(0)
 DRAW = -1
+# Far below any logit, yet finite: an infinity marks a logits row as broken.
+BANNED_LOGIT = -1e30
 
 _MASK = (1 << 64) - 1
 _POSITION_STEP = 0x9E3779B97F4A7C15
@@ -91,11 +93,22 @@ class CheckpointEntry(msgspec.Struct, frozen=True, array_like=True):
     tag: int
 
 
+class LogitEdit(msgspec.Struct, frozen=True, array_like=True):
+    """Before a draw the logit x of `token_id` becomes (x / `penalty` if x > 0 else x * `penalty`) + `shift`, in fp32.
+
+    Both numbers are rounded to fp32 first. A `shift` of BANNED_LOGIT bans the token.
+    """
+
+    token_id: int
+    penalty: float
+    shift: float
+
+
 class PlanSample(msgspec.Struct, frozen=True, array_like=True):
     """One logits row: the token after token `offset` of batch row `row` is drawn, or `target` is scored (prompt logprobs).
 
     A batch row with drafts draws after the token before them and after each of them, in order.
-    `banned` ids are never drawn (stop tokens before `min_tokens`); logprobs are those of the raw logits all the same.
+    `edits` change the logits that the draw sees, at most one a token; logprobs are those of the raw logits all the same.
     """
 
     row: int
@@ -108,7 +121,7 @@ class PlanSample(msgspec.Struct, frozen=True, array_like=True):
     seed: int
     sample_index: int
     num_top: int
-    banned: list[int] = []
+    edits: list[LogitEdit] = []
 
 
 class PlanDraft(msgspec.Struct, frozen=True, array_like=True):

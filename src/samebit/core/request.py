@@ -11,13 +11,18 @@ import msgspec
 from samebit.core.errors import InvalidRequestError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+MissReason = Literal[
+    "cold", "salt", "window_evicted", "evicted", "shorter_than_page", "prompt_logprobs", "effort_changed"
+]
 
 MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
 MAX_STOP_STRINGS = 16_384
 MAX_STOP_CHARS = 65_536
 MIN_TEMPERATURE = 1e-30
 SEED_LIMIT = 2**63
 ID_LIMIT = 2**31
+MAX_PRIORITY = 1000
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,6 +31,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `seed` None means: draw one at the edge (it is reported back); the engine itself always gets a seed.
     `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 switch a filter off. `max_tokens` None means
     up to the model's limit. `logprobs` N reports the chosen token and the N most likely ones.
+    `logit_bias`, `presence_penalty`, `frequency_penalty` and `repetition_penalty` change the logits that a draw sees, by
+    the request's own tokens (docs/sampling.md); 0, and 1 for the last, switch a penalty off.
     `speculation` False: no tokens are guessed for this request, which changes its speed and nothing else.
     """
 
@@ -34,6 +41,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -77,6 +88,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if count is not None and not 0 <= count <= MAX_LOGPROBS:
                 _refuse(name, count, f"must be between 0 and {MAX_LOGPROBS}")
         self._check_stops()
+        self._check_bias()
 
     def _check_numbers(self) -> None:
         limits = {
@@ -84,6 +96,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "temperature": (self.temperature, 0.0, 100.0),
             "top_p": (self.top_p, 0.0, 1.0),
             "min_p": (self.min_p, 0.0, 1.0),
+            "presence_penalty": (self.presence_penalty, -2.0, 2.0),
+            "frequency_penalty": (self.frequency_penalty, -2.0, 2.0),
+            "repetition_penalty": (self.repetition_penalty, 0.01, 100.0),
         }
         for name, (value, low, high) in limits.items():
             if not math.isfinite(value) or not low <= value <= high:
@@ -106,6 +121,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if not 0 <= token_id < ID_LIMIT:
                 _refuse("stop_token_ids", token_id, "must be token ids")
 
+    def _check_bias(self) -> None:
+        bias = self.logit_bias or {}
+        if len(bias) > MAX_LOGIT_BIAS:
+            _refuse("logit_bias", f"{len(bias)} tokens", f"at most {MAX_LOGIT_BIAS} are allowed")
+        for token_id, value in bias.items():
+            if not 0 <= token_id < ID_LIMIT:
+                _refuse("logit_bias", token_id, "the keys must be token ids")
+            if not -100.0 <= value <= 100.0:
+                _refuse("logit_bias", value, "must be between -100 and 100")
+
 
 def _refuse(param: str, value: object, limit: str) -> None:
     raise InvalidRequestError(f"{param}={value!r}: {limit}", param=param)
@@ -114,6 +139,9 @@ def _refuse(param: str, value: object, limit: str) -> None:
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One sample of one prompt, as the engine takes it: token ids, a definite seed, everything validated.
 
+    Where requests wait, those of a higher `priority` go first (EngineConfig.priority_aging_steps). `wants_progress` asks for
+    an output after each step that takes on a part of the prompt. `effort_changed`: the conversation was had before with
+    another reasoning effort, which stands at its beginning.
     `cache_salt` separates tenants in the prefix cache. `sample_index` tells apart the n samples of a request, which
     share a seed. `prompt_logprobs_start` is the first prompt token whose logprob is wanted (1 is the first that has one).
     """
@@ -125,7 +153,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     sample_index: int = 0
     eos_token_ids: tuple[int, ...] = ()
     cache_salt: str = ""
+    priority: int = 0
     prompt_logprobs_start: int = 1
+    wants_progress: bool = False
+    effort_changed: bool = False
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
@@ -185,6 +216,8 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     `text` may lag behind `token_ids` while bytes of a character or the start of a stop string are held back; with
     `finish_reason` everything that belongs to the answer has been delivered. `stop_reason` is the stop string or token id.
+    `num_processed_tokens`: prompt tokens that have state, cached ones among them. `cache_miss_reason`: why none came from the
+    prefix cache, when the request was first admitted (None: some did, or there is no cache).
     """
 
     request_id: str
@@ -197,6 +230,8 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     speculation: SpeculationCounts = SpeculationCounts()
     num_cached_tokens: int = 0
+    num_processed_tokens: int = 0
+    cache_miss_reason: MissReason | None = None
     num_preemptions: int = 0
 
 

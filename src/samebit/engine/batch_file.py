@@ -36,7 +36,7 @@ def read_lines(path: Path) -> list[BatchLine]:
 def check_sampling(sampling: Mapping[str, Any]) -> None:
     """Raise InvalidRequestError if `sampling` (Any: values of SamplingParams) could not be asked for."""
     try:
-        msgspec.convert(sampling, SamplingParams).validate()
+        msgspec.convert(sampling, SamplingParams, str_keys=True).validate()
     except msgspec.ValidationError as error:
         raise InvalidRequestError(str(error)) from error
 
@@ -51,7 +51,7 @@ def run_lines(
     """
     common = msgspec.structs.asdict(llm.get_default_sampling_params()) | dict(sampling)
     prompts = [line.prompt if line.prompt is not None else llm.render_chat(line.messages or []) for line in lines]
-    params = [msgspec.convert({**common, **line.sampling}, SamplingParams) for line in lines]
+    params = [msgspec.convert({**common, **line.sampling}, SamplingParams, str_keys=True) for line in lines]
     return llm.generate(prompts, params, use_tqdm=show_progress) if prompts else []
 
 

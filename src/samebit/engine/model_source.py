@@ -70,11 +70,13 @@ class GenerationDefaults:
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
 
     @property
     def sampling(self) -> dict[str, Any]:  # Any: a number or a whole number
         """The sampling parameters that it does recommend, by the names of SamplingParams."""
-        given = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        given = {name: getattr(self, name) for name in names}
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -99,6 +101,7 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
         top_p=_number(generation, "top_p", folder),
         top_k=_whole(generation, "top_k", folder),
         min_p=_number(generation, "min_p", folder),
+        repetition_penalty=_number(generation, "repetition_penalty", folder),
     )
 
 

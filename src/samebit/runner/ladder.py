@@ -66,7 +66,7 @@ def _bucket(
         tokens=tokens,
         rows=rows,
         samples=samples,
-        bans=0,
+        edits=0,
         entries=2 * rows,
         deltas=pages * len(geometry.layout.groups),
         top=0,

@@ -134,19 +134,23 @@ def _sample_slice(
     first: int,
 ) -> tuple[Tensor, ...]:
     logits = model.logits(hidden)
-    if bucket.bans:
-        columns = _draw_unbanned(kernels, logits, inputs, columns, first)
+    if bucket.edits:
+        columns = _draw_edited(kernels, logits, inputs, columns, first)
     drawn = kernels.sample(logits, columns)
     return *drawn, *kernels.top_logprobs(logits, bucket.top)
 
 
-def _draw_unbanned(
+def _draw_edited(
     kernels: KernelSet, logits: Tensor, inputs: StaticInputs, columns: SampleColumns, first: int
 ) -> SampleColumns:
-    """Draw with the bans applied, and make the drawn tokens the targets, so that they are scored on the raw logits."""
-    rows = inputs.ban_samples.long() - first
-    mine = (rows >= 0) & (rows < logits.shape[0])
-    where = (torch.where(mine, rows, 0), torch.where(mine, inputs.ban_tokens.long(), 0))
-    barred = logits.index_put(where, torch.where(mine, inputs.ban_logits, 0.0), accumulate=True)
-    drawn = kernels.sample(barred, columns)[0]
+    """Draw with the edits applied, and make the drawn tokens the targets, so that they are scored on the raw logits."""
+    num_rows = logits.shape[0]
+    rows = inputs.edit_samples.long() - first
+    # The edits of other rows go to a row that nobody reads.
+    rows = torch.where((rows >= 0) & (rows < num_rows), rows, num_rows)
+    where = (rows, inputs.edit_tokens.long())
+    edited = torch.cat([logits, logits[:1]])
+    found, penalty = edited[where], inputs.edit_penalties
+    edited.index_put_(where, torch.where(found > 0, found / penalty, found * penalty) + inputs.edit_shifts)
+    drawn = kernels.sample(edited[:num_rows], columns)[0]
     return replace(columns, target=torch.where(columns.target < 0, drawn, columns.target))

@@ -9,7 +9,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from samebit.core.config import EngineConfig, Schedule
-from samebit.core.plan import DRAW, NO_SNAPSHOT, BatchPlan, CheckpointEntry, PlanDraft, PlanRow, PlanSample, owner_tag
+from samebit.core.plan import (
+    DRAW,
+    NO_SNAPSHOT,
+    BatchPlan,
+    CheckpointEntry,
+    LogitEdit,
+    PlanDraft,
+    PlanRow,
+    PlanSample,
+    owner_tag,
+)
 from samebit.scheduler.drafts import least_survival, worth
 from samebit.scheduler.sequence import Sequence, Status
 from samebit.state.manager import PendingCheckpoint, SequenceState, StateManager
@@ -234,15 +244,15 @@ def _plan_samples(row: PlannedRow, number: int) -> list[PlanSample]:
     if not row.num_tokens:
         return []
     params = sequence.request.params
-    wanted: list[tuple[int, int, int, list[int]]] = []
+    wanted: list[tuple[int, int, int, list[LogitEdit]]] = []
     if params.prompt_logprobs is not None:
         first = max(start + 1, next_scored(sequence))
         last = min(end + 1, sequence.num_prompt)
         wanted += [(i - 1 - start, sequence.token_ids[i], params.prompt_logprobs, []) for i in range(first, last)]
     if end == len(sequence.token_ids):
         for ahead in range(len(row.drafts) + 1):
-            banned = sorted(sequence.stop_ids) if sequence.num_output + ahead < params.min_tokens else []
-            wanted.append((end - 1 - start + ahead, DRAW, params.logprobs or 0, banned))
+            edits = sequence.logit_edits(row.drafts[:ahead])
+            wanted.append((end - 1 - start + ahead, DRAW, params.logprobs or 0, edits))
     return [
         PlanSample(
             number,
@@ -255,7 +265,7 @@ def _plan_samples(row: PlannedRow, number: int) -> list[PlanSample]:
             sequence.request.seed,
             sequence.request.sample_index,
             num_top,
-            banned,
+            edits,
         )
-        for offset, target, num_top, banned in wanted
+        for offset, target, num_top, edits in wanted
     ]

@@ -6,16 +6,17 @@ A pure function of its calls: no tensors, clock, randomness or I/O. One step is 
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import takewhile
 
 import msgspec
 
 from samebit.core.config import EngineConfig
-from samebit.core.errors import InvalidRequestError, PromptTooLongError
+from samebit.core.errors import InvalidRequestError
 from samebit.core.plan import DRAW, BatchPlan, SampleOutput, StepOutput
 from samebit.core.request import FinishReason, Request, SpeculationCounts, TokenLogprobs
 from samebit.scheduler.counters import Counters
+from samebit.scheduler.edits import LogitRules
+from samebit.scheduler.misses import miss_reason
 from samebit.scheduler.planning import (
     PlannedRow,
     chunk_limit,
@@ -26,9 +27,10 @@ from samebit.scheduler.planning import (
     worthy_guesses,
     write_plan,
 )
+from samebit.scheduler.queue import WaitingQueue, check_fits
 from samebit.scheduler.sequence import Progress, Sequence, Status
 from samebit.speculative.host import HostDrafter
-from samebit.state.manager import StateManager
+from samebit.state.manager import SequenceState, StateManager
 
 
 class Scheduler:
@@ -47,10 +49,11 @@ class Scheduler:
         self.max_length = max_length
         self.counters = Counters(accepted_per_position=[0] * manager.geometry.max_drafts)
         self._sequences: dict[str, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
+        self._waiting = WaitingQueue(config.priority_aging_steps)
         self._running: list[Sequence] = []
         self._publishing: list[Sequence] = []
         self._in_flight: list[PlannedRow] = []
+        self._admitted: list[str] = []
         self._step = 0
 
     @property
@@ -70,17 +73,10 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request; InvalidRequestError (or PromptTooLongError) when it can never run."""
-        num_prompt = len(request.prompt_token_ids)
-        wanted = request.params.max_tokens
         if request.request_id in self._sequences:
             raise InvalidRequestError(f"request_id={request.request_id!r}: already in use", param="request_id")
-        if not num_prompt:
-            raise InvalidRequestError("the prompt has no tokens; at least 1 is needed", param="prompt")
-        if num_prompt + (wanted or 1) > self.max_length:
-            raise PromptTooLongError(
-                f"prompt of {num_prompt} tokens plus {wanted or 1} to generate: at most {self.max_length} fit",
-                param="prompt" if num_prompt >= self.max_length else "max_tokens",
-            )
+        check_fits(request, self.max_length)
+        num_prompt, wanted = len(request.prompt_token_ids), request.params.max_tokens
         size = self._config.page_size
         stop_ids = set(request.params.stop_token_ids or ())
         if not request.params.ignore_eos:
@@ -91,10 +87,11 @@ class Scheduler:
             max_length=num_prompt + wanted if wanted else self.max_length,
             prompt_end=(num_prompt - 1) // size * size,
             stop_ids=frozenset(stop_ids),
+            rules=LogitRules.of(request),
             proposer=self._drafter(request) if self._drafter and request.params.speculation else None,
         )
         self._sequences[request.request_id] = sequence
-        self._waiting.append(sequence)
+        self._waiting.add(sequence, self._step)
 
     def finish(self, request_id: str, reason: FinishReason) -> bool:
         """End a request from outside (a stop string, an abort); False if it is not known (any more)."""
@@ -161,6 +158,11 @@ class Scheduler:
                 self._drop(row.sequence)
         return failed
 
+    def take_admitted(self) -> list[str]:
+        """Requests that were admitted for the first time since the last call."""
+        admitted, self._admitted = self._admitted, []
+        return admitted
+
     def check(self) -> None:
         """Assert that every id is accounted for; between steps only."""
         assert not self._in_flight, "a step is in flight"
@@ -215,9 +217,16 @@ class Scheduler:
         sequence.status, sequence.state = Status.RUNNING, state
         sequence.drew_last, sequence.drafts, sequence.confidence = False, [], []
         if sequence.num_cached < 0:
-            sequence.num_cached = state.length
+            self._first_admitted(sequence, state)
         sequence.num_chunks += 1
         return PlannedRow(sequence, state, state.length, num_tokens)
+
+    def _first_admitted(self, sequence: Sequence, state: SequenceState) -> None:
+        sequence.num_cached = state.length
+        self._admitted.append(sequence.request.request_id)
+        if self._manager.enable_caching and not state.length:
+            sequence.miss_reason = miss_reason(sequence, self._manager)
+            self.counters.missed(sequence.miss_reason)
 
     def _publishing_row(self, sequence: Sequence) -> PlannedRow:
         assert sequence.state is not None, "only a sequence with state is published"
@@ -320,7 +329,7 @@ class Scheduler:
         counts = SpeculationCounts()
         if row.drafts:
             counts = self.counters.verified(len(row.drafts), min(num_accepted, len(drawn)))
-        if not (scored or drawn):
+        if not (scored or drawn or sequence.request.wants_progress):
             return None
         return Progress(
             request_id=sequence.request.request_id,
@@ -330,6 +339,8 @@ class Scheduler:
             stop_token_id=stop_id,
             speculation=counts,
             num_cached_tokens=max(sequence.num_cached, 0),
+            num_processed_tokens=min(row.start + row.num_tokens, sequence.num_prompt),
+            cache_miss_reason=sequence.miss_reason,
             num_preemptions=sequence.num_preemptions,
         )
 
@@ -375,7 +386,7 @@ class Scheduler:
         sequence.status = Status.DONE
         if sequence.finish_reason is None:
             sequence.status = Status.WAITING
-            self._waiting.appendleft(sequence)
+            self._waiting.add_first(sequence)
 
     def _error(self, sequence: Sequence, error: str, progress: Progress | None = None) -> Progress:
         """End a request with an error; `progress` is what it gained before."""

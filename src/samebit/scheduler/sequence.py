@@ -7,8 +7,10 @@ from enum import Enum, auto
 
 import msgspec
 
-from samebit.core.request import FinishReason, Request, SpeculationCounts, TokenLogprobs
+from samebit.core.plan import BANNED_LOGIT, LogitEdit
+from samebit.core.request import FinishReason, MissReason, Request, SpeculationCounts, TokenLogprobs
 from samebit.scheduler.drafts import AcceptanceEstimate
+from samebit.scheduler.edits import LogitRules
 from samebit.speculative.host import Proposer
 from samebit.state.manager import SequenceState
 
@@ -33,6 +35,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     speculation: SpeculationCounts = SpeculationCounts()
     num_cached_tokens: int = 0
+    num_processed_tokens: int = 0
+    cache_miss_reason: MissReason | None = None
     num_preemptions: int = 0
 
 
@@ -40,9 +44,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 class Sequence:
     """`token_ids` is prompt and output; the first `state.length` of them have state.
 
-    `num_cached` is the hit of the first admission (-1 before it). `prompt_end` is the checkpoint boundary at the prompt's
+    `num_cached` is the hit of the first admission (-1 before it), `miss_reason` why there was none. `prompt_end` is the checkpoint boundary at the prompt's
     end. `is_cold` bars the prefix cache after a damaged resume. `max_length` is where it ends for lack of room.
-    `drew_last`: the last step drew its last token, so the device has it. `proposer` guesses its next tokens on the host;
+    `rules`: its bias and penalties, if it has any. `drew_last`: the last step drew its last token, so the device has it. `proposer` guesses its next tokens on the host;
     `drafts` are guesses that the last step made on the device, which has them too, with its `confidence` in each;
     `estimate` tells how good guesses have been.
     """
@@ -54,6 +58,7 @@ class Sequence:
     status: Status = Status.WAITING
     state: SequenceState | None = None
     num_cached: int = -1
+    miss_reason: MissReason | None = None
     num_preemptions: int = 0
     num_chunks: int = 0
     num_scored: int = 0
@@ -65,6 +70,7 @@ class Sequence:
     estimate: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
     finish_reason: FinishReason | None = None
     stop_ids: frozenset[int] = field(default_factory=frozenset)
+    rules: LogitRules | None = None
 
     @property
     def num_prompt(self) -> int:
@@ -75,6 +81,14 @@ class Sequence:
     def num_output(self) -> int:
         """Output tokens so far."""
         return len(self.token_ids) - self.num_prompt
+
+    def logit_edits(self, guesses: list[int]) -> list[LogitEdit]:
+        """What changes in the logits of the token behind all tokens and `guesses`."""
+        params = self.request.params
+        banned = self.stop_ids if self.num_output + len(guesses) < params.min_tokens else frozenset[int]()
+        if self.rules is None:
+            return [LogitEdit(token_id, 1.0, BANNED_LOGIT) for token_id in sorted(banned)]
+        return self.rules.edits([*self.token_ids[self.num_prompt :], *guesses], banned)
 
     def stop_after(self, token_id: int) -> tuple[FinishReason | None, int | None]:
         """Whether the sequence ends with `token_id`, just appended: (reason, the stop token if it was one)."""
