@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 
+import msgspec
 import torch
 
 from samebit.core.config import EngineConfig
@@ -19,7 +21,7 @@ from samebit.engine.device import (
     tell_memory,
 )
 from samebit.engine.interrupts import uninterrupted
-from samebit.engine.loading import load
+from samebit.engine.loading import load, load_again
 from samebit.engine.memory import memory_of
 from samebit.engine.model_source import resolve_model
 from samebit.engine.output import OutputProcessor
@@ -50,7 +52,8 @@ class Engine:
         config = settled(config, folder)
         device = torch.device(config.device)
         self.tokenizer = Tokenizer(folder)
-        loaded = load(config, folder, device)
+        self._config, self._device = config, device
+        self._loaded = loaded = load(config, folder, device)
         kernels, model = loaded.kernels, loaded.model
         guesser, max_drafts = _speculation(config, loaded.drafter)
         layout, self.drafter_part = loaded.layout()
@@ -66,7 +69,9 @@ class Engine:
         self._runner = make_runner(config, loaded, self.pools, device)
         capture_graphs(config, self._runner, self.pools, is_drafting=loaded.drafter is not None)
         self._outputs = OutputProcessor(self.tokenizer)
-        self._totals = {"generation_tokens": 0, "failed_steps": 0}
+        self._totals = {"generation_tokens": 0, "failed_steps": 0, "num_weight_updates": 0}
+        self._arrived_s: dict[str, float] = {}
+        self._queue_times_s: list[float] = []
         profile = numerics_profile(config, kernels)
         self.info = EngineInfo(
             model=config.model,
@@ -95,10 +100,12 @@ class Engine:
                     raise InvalidRequestError(f"token id {token_id}: must be 0 .. {vocab_size - 1}", param=param)
         self.scheduler.add(request)
         self._outputs.open(request)
+        self._arrived_s[request.request_id] = time.monotonic()
 
     def abort(self, request_id: str) -> bool:
         """End a request without further output; False if it is not open."""
         self._outputs.close(request_id)
+        self._arrived_s.pop(request_id, None)
         return self.scheduler.finish(request_id, "abort")
 
     def step(self) -> list[EngineOutput]:
@@ -109,8 +116,39 @@ class Engine:
         with uninterrupted():
             return self._step()
 
+    def take_queue_times(self) -> list[float]:
+        """Seconds that requests waited which were first admitted since the last call."""
+        times, self._queue_times_s = self._queue_times_s, []
+        return times
+
+    def flush_cache(self) -> None:
+        """Empty the prefix cache, but for what a running request is about to resume from."""
+        self.manager.drop_all_checkpoints()
+
+    def update_weights(self, model: str) -> EngineInfo:
+        """Serve another checkpoint's weights from now on; nothing is hit that was computed with those of before.
+
+        The tokenizer and all settings stay, and until it is ready both models are in memory. No request may be open.
+        Raises ConfigError or ModelError when they cannot be served, and then the old ones are.
+        """
+        assert not self.has_work, "weights do not change under a request"
+        config, folder = self._config, resolve_model(model)
+        loaded = load_again(config, folder, self._device, self._loaded)
+        profile = numerics_profile(config, loaded.kernels)
+        info = msgspec.structs.replace(
+            self.info, model=model, system_fingerprint=fingerprint(folder, profile), profile=profile
+        )
+        runner = make_runner(config, loaded, self.pools, self._device)
+        capture_graphs(config, runner, self.pools, is_drafting=loaded.drafter is not None)
+        self.manager.begin_epoch()
+        self._loaded, self._runner, self.info = loaded, runner, info
+        self._totals["num_weight_updates"] += 1
+        return info
+
     def _step(self) -> list[EngineOutput]:
         plan = self.scheduler.plan()
+        now = time.monotonic()
+        self._queue_times_s += [now - self._arrived_s.pop(name, now) for name in self.scheduler.take_admitted()]
         try:
             output = self._runner.execute(plan)
         except BaseException as error:  # a step is a boundary: its requests end with what went wrong

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from samebit.core.config import EngineConfig, SpeculativeConfig
-from samebit.core.errors import ConfigError
+from samebit.core.errors import ConfigError, ModelError
 from samebit.engine.model_source import bundled_drafter, resolve_model
 from samebit.kernels.certify import certify
 from samebit.kernels.native.build import NativeUnavailableError
@@ -53,6 +53,19 @@ def load(config: EngineConfig, folder: Path, device: torch.device) -> Loaded:
     for failure in failures:
         _log.warning("%s is not row-pure on this host for %s; using the torch kernels there", kernels.name, failure)
     return _load_with(config, folder, kernels.without((f.num_out, f.num_in) for f in failures), device)
+
+
+def load_again(config: EngineConfig, folder: Path, device: torch.device, old: Loaded) -> Loaded:
+    """As `load`, of a checkpoint that can take the place of `old`: ModelError if its state or vocabulary is another."""
+    loaded = load(config, folder, device)
+    for what, before, after in (
+        ("state layout", old.layout(), loaded.layout()),
+        ("vocabulary size", old.model.vocab_size, loaded.model.vocab_size),
+        ("most positions", old.model.max_length, loaded.model.max_length),
+    ):
+        if before != after:
+            raise ModelError(f"{folder}: its {what} differs from that of the model that is served")
+    return loaded
 
 
 def _select_kernels(config: EngineConfig, device: torch.device) -> KernelSet:

@@ -75,5 +75,7 @@ class OutputProcessor:
             error=progress.error,
             speculation=progress.speculation.within(len(tokens)),
             num_cached_tokens=progress.num_cached_tokens,
+            num_processed_tokens=progress.num_processed_tokens,
+            cache_miss_reason=progress.cache_miss_reason,
             num_preemptions=progress.num_preemptions,
         )

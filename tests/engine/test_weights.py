@@ -1,0 +1,111 @@
+"""New weights in a running engine: the answers become those of an engine that was started with them."""
+
+import pytest
+
+from samebit.core.config import EngineConfig
+from samebit.core.errors import ModelError, ModelNotFoundError
+from samebit.core.request import Request, SamplingParams
+from samebit.engine.engine import Engine
+from tests.random_checkpoint import write_checkpoint
+
+PROMPT = list(range(1, 50))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folders = [tmp_path_factory.mktemp(name) for name in ("old", "new")]
+    for seed, folder in enumerate(folders):
+        write_checkpoint(folder, seed=seed)
+    return [str(folder) for folder in folders]
+
+
+def engine_of(model):
+    return Engine(EngineConfig(model=model, num_threads=1, cache_bytes=20_000_000, checkpoint_interval=16))
+
+
+def ask(engine, name):
+    params = SamplingParams(max_tokens=8, temperature=0, logprobs=2)
+    engine.add(Request(request_id=name, prompt_token_ids=PROMPT, params=params, seed=1))
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    return [item for output in outputs for item in output.logprobs], outputs[-1].num_cached_tokens
+
+
+def test_the_answers_are_those_of_an_engine_that_was_started_with_the_weights(models):
+    old, new = models
+    engine, fresh = engine_of(old), engine_of(new)
+    before, _ = ask(engine, "a")
+    assert ask(engine, "b")[1] > 0, "the old weights' state is cached"
+    info = engine.update_weights(new)
+    assert info == engine.info
+    assert (info.model, info.system_fingerprint) == (new, fresh.info.system_fingerprint)
+    after, num_cached = ask(engine, "c")
+    assert num_cached == 0, "what old weights computed is never hit"
+    assert after == ask(fresh, "c")[0] != before
+    again, num_cached = ask(engine, "d")
+    assert num_cached > 0
+    assert again == after
+    assert engine.stats()["num_weight_updates"] == 1
+    engine.update_weights(old)
+    assert ask(engine, "e") == (before, 0)
+
+
+def test_a_checkpoint_of_another_shape_leaves_everything_as_it_was(models, tmp_path):
+    engine = engine_of(models[0])
+    before, _ = ask(engine, "a")
+    info = engine.info
+    wider = write_checkpoint(tmp_path / "wider", sliding_window_size=7)
+    with pytest.raises(ModelError, match="state layout"):
+        engine.update_weights(str(wider))
+    (tmp_path / "broken").mkdir()
+    with pytest.raises(ModelError):
+        engine.update_weights(str(tmp_path / "broken"))
+    with pytest.raises(ModelNotFoundError):
+        engine.update_weights(str(tmp_path / "nowhere"))
+    assert engine.info == info
+    again, num_cached = ask(engine, "b")
+    assert num_cached > 0, "the cache is still there"
+    assert again == before
+
+
+def test_weights_do_not_change_under_a_request(models):
+    engine = engine_of(models[0])
+    engine.add(Request(request_id="a", prompt_token_ids=PROMPT, params=SamplingParams(), seed=1))
+    with pytest.raises(AssertionError, match="under a request"):
+        engine.update_weights(models[1])
+
+
+def test_an_emptied_cache_is_missed_once(models):
+    engine = engine_of(models[0])
+    before, _ = ask(engine, "a")
+    engine.flush_cache()
+    assert ask(engine, "b") == (before, 0)
+    assert ask(engine, "c")[1] > 0
+
+
+def test_the_queue_time_of_each_request_is_told_once(models):
+    engine = engine_of(models[0])
+    ask(engine, "a")
+    ask(engine, "b")
+    times = engine.take_queue_times()
+    assert len(times) == 2
+    assert all(0 <= wait_s < 60 for wait_s in times)
+    assert engine.take_queue_times() == []
+
+
+def test_progress_through_a_prompt_is_told_to_those_who_ask(models):
+    engine = Engine(EngineConfig(model=models[0], num_threads=1, cache_bytes=20_000_000, max_num_batched_tokens=32))
+    for name, wants in (("a", True), ("b", False)):
+        params = SamplingParams(max_tokens=1)
+        engine.add(
+            Request(request_id=name, prompt_token_ids=[1] + PROMPT * 3, params=params, seed=1, wants_progress=wants)
+        )
+        outputs = []
+        while engine.has_work:
+            outputs += engine.step()
+        steps = [output.num_processed_tokens for output in outputs]
+        assert steps[-1] == 148
+        assert (len(steps) > 3) == wants
+        assert steps == sorted(set(steps))
+        assert [len(output.token_ids) for output in outputs] == [0] * (len(steps) - 1) + [1]
