@@ -9,7 +9,8 @@ import typer.main
 from samebit import EngineConfig, SamplingParams
 from samebit.cli import app
 from samebit.engine.metrics import ServerMetrics
-from samebit.server.app import Service, create_app
+from samebit.server.app import create_app
+from samebit.server.service import Service
 from samebit.server.request_models import NEUTRAL, ChatBody, ChatMessage, CompletionBody, StreamOptions
 
 ROOT = Path(__file__).parents[2]

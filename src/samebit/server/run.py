@@ -21,8 +21,9 @@ from samebit.engine.client import AsyncEngineClient
 from samebit.engine.launch import ENGINE_CLASS, start_engine
 from samebit.engine.metrics import ServerMetrics
 from samebit.engine.model_source import resolve_model
-from samebit.server.app import Service, Traffic, create_app
+from samebit.server.app import create_app
 from samebit.server.errors import DrainingError
+from samebit.server.service import Service, Traffic
 from samebit.server.translate import Translator
 
 _LAST_ANSWERS_S = 2
