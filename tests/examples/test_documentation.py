@@ -10,8 +10,8 @@ from samebit import EngineConfig, SamplingParams
 from samebit.cli import app
 from samebit.engine.metrics import ServerMetrics
 from samebit.server.app import create_app
-from samebit.server.service import Service
 from samebit.server.request_models import NEUTRAL, ChatBody, ChatMessage, CompletionBody, StreamOptions
+from samebit.server.service import Service
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
