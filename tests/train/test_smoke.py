@@ -13,6 +13,7 @@ import torch
 from samebit import LLM, SamplingParams
 from samebit.core.errors import ConfigError
 from samebit.engine.tokenizer import Tokenizer
+from samebit.train.card import card
 from samebit.train.export import SHARD_BYTES, export
 from samebit.train.layout import load_model
 from samebit.train.loop import HISTORY_FILE, STATE_FILE, Trainer
@@ -63,6 +64,23 @@ def test_the_history_tells_where_time_went(smoke):
     for entry in smoke.history:
         assert list(entry["phases"]) == ["data", "model", "first dialogues", "steps", "saving", "evaluation"]
         assert all(seconds >= 0 for seconds in entry["phases"].values())
+
+
+def test_a_card_says_how_to_come_to_a_stage_that_began_with_a_checkpoint(smoke, tmp_path):
+    assert [entry["from_checkpoint"] for entry in smoke.history] == [False, False]
+    trainer = Trainer(TOY, tmp_path, CPU, start=smoke.model)
+    trainer.train(load_data(smoke.data), 2)
+    (entry,) = json.loads((tmp_path / HISTORY_FILE).read_text())
+    text = card(
+        trainer.model, json.loads((smoke.data / "manifest.json").read_text()), [smoke.history[0], entry], "nano"
+    )
+    commands = re.findall(r"^samebit train (?:nano|export).*$", text, re.MULTILINE)
+    assert commands == [
+        "samebit train nano DATA RUN --stage 1",
+        "samebit train export DATA RUN BEFORE",
+        "samebit train nano DATA RUN --stage 2 --start BEFORE",
+        "samebit train export DATA RUN nano",
+    ]
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -67,21 +67,29 @@ def _stages(history: Sequence[_Json], name: str) -> str:
         for entry in history
     ]
     head = ("stage", "steps", "tokens", "seconds", "held-out nats/token", "bits/byte")
-    commands = [
-        "samebit train corpus DATA",
-        *(f"samebit train nano DATA RUN --stage {entry['stage']}" for entry in history),
-        f"samebit train export DATA RUN {name}",
-    ]
+    commands = ["samebit train corpus DATA", *_commands(history), f"samebit train export DATA RUN {name}"]
     return "\n".join(
         [
             "## Training\n",
             table(head, rows),
-            "\nSteps, tokens and seconds count from the start.\n",
+            "\nSteps, tokens and seconds count from the start, or from the checkpoint that a stage began with.\n",
             "```",
             *commands,
             "```\n",
         ]
     )
+
+
+def _commands(history: Sequence[_Json]) -> list[str]:
+    """A command a stage. One that began with the weights of the stage before, and no more, had a folder of its own."""
+    found = []
+    for entry in history:
+        start = ""
+        if entry.get("from_checkpoint"):
+            found += ["samebit train export DATA RUN BEFORE", "rm -r RUN"]
+            start = " --start BEFORE"
+        found.append(f"samebit train nano DATA RUN --stage {entry['stage']}{start}")
+    return found
 
 
 def _teacher_forced(history: Sequence[_Json]) -> str:

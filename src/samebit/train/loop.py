@@ -59,6 +59,7 @@ class Trainer:
         self._recipe, self._folder, self._device, self._seed = recipe, folder, device, seed
         self.progress = Progress()
         has_state = (folder / STATE_FILE).is_file()
+        self._is_from_checkpoint = start is not None and not has_state
         self.model = Inkling(recipe.raw, seed) if has_state or start is None else load_model(start)
         if any(self.model.raw.get(key) != recipe.raw[key] for key in ("text_config", "mtp_config")):
             raise ConfigError(f"{start}: has another shape than the recipe")
@@ -228,6 +229,7 @@ class Trainer:
         path = self._folder / HISTORY_FILE
         history = json.loads(path.read_text()) if path.is_file() else []
         entry = {"stage": number, **dataclasses.asdict(self.progress), "phases": phases.seconds}
+        entry["from_checkpoint"], self._is_from_checkpoint = self._is_from_checkpoint, False
         entry["evaluation"] = dataclasses.asdict(found)
         path.write_text(json.dumps([*history, entry], indent=1) + "\n")
 
