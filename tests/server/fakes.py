@@ -7,6 +7,8 @@ of text. A prompt that begins with token 255 kills the process, 254 fails its st
 import os
 import time
 
+import msgspec
+
 from samebit.core.errors import InvalidRequestError, ModelError
 from samebit.core.request import EngineInfo, EngineOutput, TokenLogprobs
 
@@ -30,6 +32,8 @@ class FakeEngine:
             raise ModelError("nano: this model is cursed")
         self._requests = {}
         self._done = {}
+        self._waits_s = []
+        self.num_flushes = 0
         self.aborted = []
         self.max_num_seqs = config.max_num_seqs
         self.info = EngineInfo(
@@ -51,6 +55,7 @@ class FakeEngine:
             raise InvalidRequestError("prompt is too long", param="prompt")
         self._requests[request.request_id] = request
         self._done[request.request_id] = 0
+        self._waits_s.append(0.25)
 
     def abort(self, request_id):
         self.aborted.append(request_id)
@@ -65,6 +70,20 @@ class FakeEngine:
         time.sleep(0.001)
         return outputs
 
+    def take_queue_times(self):
+        times, self._waits_s = self._waits_s, []
+        return times
+
+    def flush_cache(self):
+        self.num_flushes += 1
+
+    def update_weights(self, model):
+        assert not self.has_work
+        if model == "cursed":
+            raise ModelError("cursed: these weights are cursed")
+        self.info = msgspec.structs.replace(self.info, model=model, system_fingerprint=f"fp_{model}")
+        return self.info
+
     def stats(self):
         running = min(len(self._requests), self.max_num_seqs)
         return {
@@ -75,6 +94,8 @@ class FakeEngine:
             "usage_checkpoints": 0.125,
             "num_preemptions": 3,
             "num_aborted": len(self.aborted),
+            "num_flushes": self.num_flushes,
+            "misses_cold": 5,
         }
 
     def _advance(self, request):

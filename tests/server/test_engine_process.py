@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,10 @@ from samebit.core.errors import (
 )
 from samebit.core.request import EngineOutput, Request, SamplingParams
 from samebit.engine import messages
-from samebit.engine.client import merge
-from samebit.engine.launch import start_engine
+from samebit.engine.client import AsyncEngineClient
+from samebit.engine.launch import keys_in_environment, start_engine
 from samebit.engine.metrics import ServerMetrics
+from samebit.engine.streams import merge
 from tests.server.fakes import ENDLESS, FAIL, KILL, answer_ids
 
 FAKE = "tests.server.fakes:FakeEngine"
@@ -36,13 +38,13 @@ def run(monkeypatch):
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
-    def run(story, *, max_open=64, config=None):
+    def run(story, *, config=None, **options):
         async def main():
             metrics = ServerMetrics("nano")
             config_or_default = config or EngineConfig(max_num_seqs=4)
             async with (
                 asyncio.timeout(30),
-                start_engine(config_or_default, metrics, max_open=max_open, engine_class=FAKE) as client,
+                start_engine(config_or_default, metrics, engine_class=FAKE, **{"max_open": 64, **options}) as client,
             ):
                 return await story(client, metrics)
 
@@ -184,6 +186,10 @@ def child_pid():
     return int(found[0])
 
 
+def environment_of(pid):
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
 def cmdline(pid):
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
@@ -210,13 +216,23 @@ def test_an_engine_that_cannot_start_says_why(run):
         run(story, config=EngineConfig(seed=666))
 
 
-def test_the_socket_is_in_a_private_folder_that_goes_away(run):
-    async def story(client, metrics):
-        folder = Path(client.address.removeprefix("ipc://")).parent
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        return folder
+def test_the_socket_is_in_a_private_folder_that_is_gone_once_both_have_it(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    modes = []
+    connect = AsyncEngineClient.connect
+    monkeypatch.setattr(
+        AsyncEngineClient,
+        "connect",
+        lambda client, folder: modes.append(stat.S_IMODE(folder.stat().st_mode)) or connect(client, folder),
+    )
 
-    assert not run(story).exists()
+    async def story(client, metrics):
+        assert modes == [0o700]
+        return list(tmp_path.iterdir()), await answer(client, request("a"))
+
+    left, output = run(story)
+    assert left == []
+    assert output.finish_reason == "length"
 
 
 def test_metrics_have_the_names_that_dashboards_know(run):
@@ -241,6 +257,141 @@ def test_metrics_have_the_names_that_dashboards_know(run):
         'samebit:e2e_request_latency_seconds_count{model_name="nano"} 1.0',
     ):
         assert line in text
+
+
+def test_an_engine_that_dies_is_started_again_and_then_serves(run):
+    async def story(client, metrics):
+        for number in range(2):
+            open_request = asyncio.create_task(answer(client, request(f"open{number}", ENDLESS)))
+            await until(lambda: client.stats.get("num_running") == 1)
+            os.kill(child_pid(), signal.SIGKILL)
+            with pytest.raises(EngineDeadError, match="signal 9"):
+                await open_request
+            assert client.is_dead
+            with pytest.raises(EngineDeadError, match="signal 9"):
+                await answer(client, request("between"))
+            assert client.num_open == 0
+            await until(lambda: not client.is_dead)
+            assert (await answer(client, request(f"later{number}"))).finish_reason == "length"
+        os.kill(child_pid(), signal.SIGKILL)
+        return str(await client.wait_dead()), metrics.render().decode()
+
+    said = []
+    reason, text = run(story, max_restarts=2, say=said.append)
+    assert said == ["the engine process was killed by signal 9; starting it again"] * 2
+    assert "signal 9" in reason
+    assert 'samebit:engine_losses_total{model_name="nano"} 3.0' in text
+
+
+def test_an_engine_that_is_started_again_has_the_weights_of_the_last_update(run):
+    async def story(client, metrics):
+        await client.update_weights("other")
+        os.kill(child_pid(), signal.SIGKILL)
+        await until(lambda: client.is_dead)
+        await until(lambda: not client.is_dead)
+        return client.info.model
+
+    assert run(story, max_restarts=1) == "other"
+
+
+def test_weights_are_loaded_when_no_request_is_open_and_none_comes_between(run):
+    async def story(client, metrics):
+        first = asyncio.create_task(answer(client, request("first", max_tokens=40)))
+        await until(lambda: client.num_open == 1)
+        update = asyncio.create_task(client.update_weights("other"))
+        await until(lambda: client.is_updating)
+        with pytest.raises(OverloadedError, match="weights"):
+            client.submit([request("second")])
+        with pytest.raises(OverloadedError, match="weights"):
+            await client.update_weights("third")
+        assert (await first).token_ids == answer_ids(request("first"), 40)
+        info = await update
+        assert (await answer(client, request("third"))).finish_reason == "length"
+        return info, client.info
+
+    info, kept = run(story)
+    assert (info.model, info.system_fingerprint) == ("other", "fp_other")
+    assert kept == info
+
+
+def test_weights_that_cannot_be_loaded_leave_the_old_ones(run):
+    async def story(client, metrics):
+        with pytest.raises(ModelError, match="cursed"):
+            await client.update_weights("cursed")
+        assert not client.is_updating
+        assert (client.info.model, client.info.system_fingerprint) == ("nano", "fp_fake")
+        return await answer(client, request("a"))
+
+    assert run(story).finish_reason == "length"
+
+
+def test_a_dead_engine_answers_no_call(run):
+    async def story(client, metrics):
+        with client.submit([request("a", ENDLESS)]):
+            update = asyncio.create_task(client.update_weights("other"))
+            await until(lambda: client.stats.get("num_running") == 1)
+            os.kill(child_pid(), signal.SIGKILL)
+            with pytest.raises(EngineDeadError):
+                await update
+        with pytest.raises(EngineDeadError):
+            await client.flush_cache()
+        assert not client.is_updating
+
+    run(story)
+
+
+def test_the_cache_is_emptied_on_request(run):
+    async def story(client, metrics):
+        await client.flush_cache()
+        await answer(client, request("a"))
+        await until(lambda: client.stats.get("num_flushes") == 1)
+
+    run(story)
+
+
+def test_an_answer_that_is_cancelled_ends_for_its_reader(run):
+    async def story(client, metrics):
+        with (
+            client.submit([request("a-0", ENDLESS), request("a-1", ENDLESS)]) as stream,
+            client.submit([request("b-0", ENDLESS)]) as other,
+        ):
+            await anext(stream)
+            assert client.cancel("a") == 2
+            assert client.cancel("a") == 0
+            outputs = [output async for output in stream]
+            assert client.num_open == 1
+            assert client.cancel(None) == 1
+            outputs += [output async for output in other]
+            await until(lambda: client.stats.get("num_aborted") == 3)
+        return {output.request_id: output.finish_reason for output in outputs}
+
+    assert run(story) == {"a-0": "abort", "a-1": "abort", "b-0": "abort"}
+
+
+def test_prompts_that_are_too_long_together_are_refused(run):
+    async def story(client, metrics):
+        with client.submit([request(name, ENDLESS) for name in "ab"]):
+            with pytest.raises(OverloadedError, match="6 tokens of at most 8"):
+                client.submit([request("c")])
+            with pytest.raises(InvalidRequestError, match="at most 8") as caught:
+                client.submit([request(name) for name in "cde"])
+            assert caught.value.param == "prompt"
+        return await answer(client, request("f"))
+
+    assert run(story, max_open_tokens=8).finish_reason == "length"
+
+
+def test_keys_do_not_reach_the_engine_process(run, monkeypatch):
+    monkeypatch.setenv("SAMEBIT_API_KEY", "one two")
+    monkeypatch.setenv("SAMEBIT_ADMIN_API_KEY", "three")
+    assert keys_in_environment() == (["one", "two"], "three")
+
+    async def story(client, metrics):
+        return environment_of(child_pid())
+
+    environment = run(story)
+    assert b"PYTHONPATH=" in environment
+    assert b"SAMEBIT" not in environment
 
 
 texts = st.text(max_size=3)

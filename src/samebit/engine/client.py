@@ -1,72 +1,89 @@
 """The engine as an asyncio program sees it: requests go in, outputs come out, nothing hangs.
 
-Knows the other process only as a socket; engine/launch.py starts it and says when it has died.
+Knows the other process only as a socket; engine/launch.py starts it, says when it has died and starts it again.
 Knows neither HTTP nor torch.
 """
 
 import asyncio
 import contextlib
+import itertools
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import zmq
 import zmq.asyncio
 
 from samebit.core.errors import EngineDeadError, InvalidRequestError, OverloadedError, SamebitError
-from samebit.core.request import EngineInfo, EngineOutput, Request, SpeculationCounts
+from samebit.core.request import EngineInfo, EngineOutput, Request
 from samebit.engine.messages import (
     Abort,
+    Connected,
+    Done,
     Fatal,
+    FlushCache,
     FromEngine,
     Outputs,
+    QueueTimes,
     Ready,
     Rejected,
     Shutdown,
     Stats,
     Submit,
     ToEngine,
+    UpdateWeights,
     decode_from_engine,
     encode,
     error_of,
 )
 from samebit.engine.metrics import ServerMetrics
+from samebit.engine.streams import OutputStream
+
+MAX_OPEN_TOKENS = 1 << 22
 
 
 @dataclass(slots=True)
 class _OpenRequest:
-    stream: "OutputStream"
+    stream: OutputStream
     arrived_s: float
     num_prompt_tokens: int
+    first_token_s: float | None = None
     last_token_s: float | None = None
+    num_tokens: int = 0
+    last: EngineOutput | None = None
 
 
 class AsyncEngineClient:
     """Owner of this process's end of the socket and of all open requests. Use it in one event loop.
 
-    `max_open` is the most requests, running and waiting, that are open at once.
+    `max_open` is the most requests, running and waiting, that are open at once, `max_open_tokens` the most tokens of their
+    prompts.
     """
 
-    def __init__(self, folder: Path, metrics: ServerMetrics, *, max_open: int) -> None:
-        """Listen on a socket file in `folder`, which must be private to this user."""
-        self.address = f"ipc://{folder / 'engine'}"
+    def __init__(self, metrics: ServerMetrics, *, max_open: int, max_open_tokens: int = MAX_OPEN_TOKENS) -> None:
         self.max_open = max_open
         self.stats: dict[str, float] = {}
         self._metrics = metrics
+        self._max_open_tokens = max_open_tokens
+        self._num_open_tokens = 0
         self._open: dict[str, _OpenRequest] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._calls: dict[int, asyncio.Future[EngineInfo]] = {}
+        self._numbers = itertools.count()
+        self._update: asyncio.Task[EngineInfo] | None = None
         self._info: EngineInfo | None = None
+        self._down: SamebitError | None = EngineDeadError("the engine has not been started")
+        self._last_words: SamebitError | None = None
+        self._is_loading = False
         self._start_decided = asyncio.Event()
         self._death: asyncio.Future[SamebitError] = asyncio.get_running_loop().create_future()
+        self._folder: Path | None = None
         self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.set(zmq.SNDHWM, 0)
-        self._socket.set(zmq.RCVHWM, 0)
-        self._socket.set(zmq.LINGER, 0)
-        self._socket.bind(self.address)
-        self._reader = asyncio.create_task(self._read())
+        self._socket: zmq.asyncio.Socket | None = None
+        self._reader: asyncio.Task[None] | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -76,7 +93,7 @@ class AsyncEngineClient:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the engine has ever been ready."""
+        """Whether an engine has ever been ready."""
         return self._info is not None
 
     @property
@@ -86,8 +103,37 @@ class AsyncEngineClient:
 
     @property
     def is_dead(self) -> bool:
-        """Whether the engine has stopped for good."""
-        return self._death.done()
+        """Whether there is no engine now, be it for good or until it has been started again."""
+        return self._down is not None
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether an engine process has been started and is not ready yet."""
+        return self._is_loading
+
+    @property
+    def is_updating(self) -> bool:
+        """Whether other weights are being loaded."""
+        return self._update is not None
+
+    def connect(self, folder: Path) -> str:
+        """The address that a new engine process is to connect to: a socket file in `folder`, which must be private.
+
+        The folder goes away once it has.
+        """
+        assert self._socket is None, "there is one engine at a time"
+        address = f"ipc://{folder / 'engine'}"
+        self._folder = folder
+        self._is_loading = True
+        self._last_words = None
+        socket: zmq.asyncio.Socket = self._context.socket(zmq.PAIR)
+        socket.set(zmq.SNDHWM, 0)
+        socket.set(zmq.RCVHWM, 0)
+        socket.set(zmq.LINGER, 0)
+        socket.bind(address)
+        self._socket = socket
+        self._reader = asyncio.create_task(self._read(socket))
+        return address
 
     async def wait_ready(self) -> EngineInfo:
         """Return when the engine serves; raise what it gave as the reason if it cannot."""
@@ -97,7 +143,7 @@ class AsyncEngineClient:
         return self.info
 
     async def wait_dead(self) -> SamebitError:
-        """Return the reason once the engine has stopped."""
+        """Return the reason once there will be no engine any more."""
         return await asyncio.shield(self._death)
 
     def check_count(self, count: int) -> None:
@@ -107,32 +153,65 @@ class AsyncEngineClient:
                 f"{count} samples in all (prompts times n): at most {self.max_open} can be open at once", param="n"
             )
 
-    def submit(self, requests: Sequence[Request]) -> "OutputStream":
+    def submit(self, requests: Sequence[Request]) -> OutputStream:
         """Hand `requests` to the engine, all or none; their outputs come from the stream.
 
         Raises EngineDeadError, OverloadedError if they do not fit now, and InvalidRequestError if
         they never will. The stream must be closed, best by `with`.
         """
-        if self._death.done():
-            raise EngineDeadError(str(self._death.result()))
-        self.check_count(len(requests))
-        if len(self._open) + len(requests) > self.max_open:
-            self._metrics.refuse(len(requests))
-            raise OverloadedError(f"{len(self._open)} requests are open of at most {self.max_open}; try again later")
-        stream = OutputStream(self, [request.request_id for request in requests])
+        if self._down is not None:
+            raise EngineDeadError(str(self._down))
+        self._check_room(requests)
+        stream = OutputStream([request.request_id for request in requests], self.abort)
         now = time.monotonic()
         for request in requests:
             assert request.request_id not in self._open, "request ids are never used twice"
-            self._open[request.request_id] = _OpenRequest(stream, now, len(request.prompt_token_ids))
+            size = len(request.prompt_token_ids)
+            self._open[request.request_id] = _OpenRequest(stream, now, size)
+            self._num_open_tokens += size
             self._send(Submit(request))
+        if self._open:
+            self._idle.clear()
         return stream
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests and tell the engine to do the same; ids that are not open are passed over."""
-        found = [request_id for request_id in request_ids if self._open.pop(request_id, None)]
-        if found and not self._death.done():
+        found = [request_id for request_id in request_ids if self._close(request_id)]
+        if found and self._down is None:
             self._metrics.finish("abort", len(found))
             self._send(Abort(found))
+
+    def cancel(self, answer_id: str | None) -> int:
+        """End the requests of an answer, or all (None): whoever reads them gets a finish reason of "abort". Returns how many."""
+        names = [name for name in self._open if answer_id in (None, name, name.rpartition("-")[0])]
+        entries = [self._open[name] for name in names]
+        self.abort(names)
+        for name, entry in zip(names, entries, strict=True):
+            last = entry.last or EngineOutput(request_id=name)
+            output = EngineOutput(
+                request_id=name,
+                finish_reason="abort",
+                num_cached_tokens=last.num_cached_tokens,
+                num_processed_tokens=last.num_processed_tokens,
+                cache_miss_reason=last.cache_miss_reason,
+            )
+            entry.stream.put(output)
+        return len(names)
+
+    async def flush_cache(self) -> None:
+        """Empty the prefix cache. Raises EngineDeadError."""
+        await self._call(FlushCache(next(self._numbers)))
+
+    async def update_weights(self, model: str) -> EngineInfo:
+        """Serve the weights of `model` as soon as no request is open; until then, and while they load, none is taken on.
+
+        Goes on when the caller is cancelled. Raises OverloadedError if an update is in progress, EngineDeadError, and what
+        the engine gives as the reason when it cannot serve them (ConfigError, ModelError): then the old ones are served on.
+        """
+        if self._update is not None:
+            raise OverloadedError("other weights are being loaded; try again later")
+        self._update = asyncio.create_task(self._update_when_idle(model))
+        return await asyncio.shield(self._update)
 
     def end_open(self, error: SamebitError) -> None:
         """End every open request with `error`; the engine forgets them and goes on."""
@@ -141,34 +220,108 @@ class AsyncEngineClient:
         for entry in entries:
             entry.stream.fail(error)
 
+    def lose(self, error: SamebitError) -> SamebitError:
+        """There is no engine now: every open request, and every one until it is back, ends with EngineDeadError.
+
+        Returns what the engine itself gave as the reason, or else `error`.
+        """
+        if self._down is None:
+            self._metrics.engine_lost()
+        self._down = self._last_words or error
+        self.stats = {}
+        self._metrics.set_engine_stats(self.stats, time.monotonic())
+        for name, entry in list(self._open.items()):
+            self._close(name)
+            entry.stream.fail(EngineDeadError(str(self._down)))
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(EngineDeadError(str(self._down)))
+        self._calls.clear()
+        self._disconnect()
+        return self._down
+
     def fail(self, error: SamebitError) -> None:
-        """The engine has stopped: every open request, and every later one, ends with EngineDeadError."""
+        """There is no engine any more."""
         if self._death.done():
             return
-        self._death.set_result(error)
+        self._death.set_result(self.lose(error))
         self._start_decided.set()
-        for entry in self._open.values():
-            entry.stream.fail(EngineDeadError(str(error)))
-        self._open.clear()
 
     async def close(self) -> None:
         """Tell the engine to stop and give up the socket. Open requests end with EngineDeadError."""
-        if not self._death.done():
+        if self._socket is not None:
             self._send(Shutdown())
-            self.fail(EngineDeadError("the server is shutting down"))
-        self._reader.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reader
-        self._socket.close(linger=1000)
+        self.fail(EngineDeadError("the server is shutting down"))
         self._context.term()
 
+    def _check_room(self, requests: Sequence[Request]) -> None:
+        self.check_count(len(requests))
+        if self._update is not None:
+            self._metrics.refuse("weights_update", len(requests))
+            raise OverloadedError("other weights are being loaded; try again later")
+        if len(self._open) + len(requests) > self.max_open:
+            self._metrics.refuse("queue_full", len(requests))
+            raise OverloadedError(f"{len(self._open)} requests are open of at most {self.max_open}; try again later")
+        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        if num_tokens > self._max_open_tokens:
+            raise InvalidRequestError(
+                f"{num_tokens} tokens in all prompts: at most {self._max_open_tokens} can be open at once",
+                param="prompt",
+            )
+        if self._num_open_tokens + num_tokens > self._max_open_tokens:
+            self._metrics.refuse("queue_full", len(requests))
+            raise OverloadedError(
+                f"open prompts have {self._num_open_tokens} tokens of at most {self._max_open_tokens}; try again later"
+            )
+
+    def _close(self, request_id: str) -> _OpenRequest | None:
+        entry = self._open.pop(request_id, None)
+        if entry is not None:
+            self._num_open_tokens -= entry.num_prompt_tokens
+            if not self._open:
+                self._idle.set()
+        return entry
+
+    async def _update_when_idle(self, model: str) -> EngineInfo:
+        try:
+            await self._idle.wait()
+            self._info = await self._call(UpdateWeights(next(self._numbers), model))
+            return self._info
+        finally:
+            self._update = None
+
+    async def _call(self, message: FlushCache | UpdateWeights) -> EngineInfo:
+        if self._down is not None:
+            raise EngineDeadError(str(self._down))
+        answer: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._calls[message.number] = answer
+        self._send(message)
+        return await answer
+
     def _send(self, message: ToEngine) -> None:
+        assert self._socket is not None, "there is an engine"
         # Without a high-water mark this never has to wait, so there is nothing to await.
         self._socket.send(encode(message))
 
-    async def _read(self) -> None:
-        while True:
-            self._handle(decode_from_engine(await self._socket.recv()))
+    def _disconnect(self) -> None:
+        self._is_loading = False
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
+        if self._socket is not None:
+            self._socket.close(linger=1000)
+            self._socket = None
+        self._forget_folder()
+
+    def _forget_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    async def _read(self, socket: zmq.asyncio.Socket) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            while True:
+                self._handle(decode_from_engine(await socket.recv()))
 
     def _handle(self, message: FromEngine) -> None:
         match message:
@@ -176,112 +329,46 @@ class AsyncEngineClient:
                 now = time.monotonic()
                 for output in outputs:
                     self._deliver(output, now)
+            case QueueTimes(seconds):
+                self._metrics.admitted(seconds)
             case Rejected(request_id, problem):
-                entry = self._open.pop(request_id, None)
+                entry = self._close(request_id)
                 if entry is not None:
                     self._metrics.finish("rejected", 1)
                     entry.stream.fail(error_of(problem))
             case Stats(values):
                 self.stats = values
-                self._metrics.set_engine_stats(values)
+                self._metrics.set_engine_stats(values, time.monotonic())
+            case Done(number, info, problem):
+                call = self._calls.pop(number, None)
+                if call is not None and not call.done():
+                    call.set_exception(error_of(problem)) if problem else call.set_result(info)
+            case Connected():
+                self._forget_folder()
             case Ready(info):
-                self._info = info
+                self._info, self._down, self._is_loading = info, None, False
                 self._start_decided.set()
             case Fatal(problem):
-                self.fail(error_of(problem))
+                self._last_words = error_of(problem)
+                self.lose(self._last_words)
 
     def _deliver(self, output: EngineOutput, now: float) -> None:
         entry = self._open.get(output.request_id)
         if entry is None:
             return
-        if output.token_ids:
-            count = len(output.token_ids)
+        entry.last = output
+        if count := len(output.token_ids):
             if entry.last_token_s is None:
-                self._metrics.first_token(now - entry.arrived_s, entry.num_prompt_tokens, output.num_cached_tokens)
+                entry.first_token_s = now
+                self._metrics.first_token(now - entry.arrived_s, entry.num_prompt_tokens, output)
             else:
                 self._metrics.next_tokens(now - entry.last_token_s, count)
             entry.last_token_s = now
+            entry.num_tokens += count
             self._metrics.generated(count)
         if output.finish_reason is not None:
-            del self._open[output.request_id]
+            self._close(output.request_id)
             self._metrics.finish(output.finish_reason, 1, now - entry.arrived_s)
+            if entry.first_token_s is not None and entry.num_tokens > 1:
+                self._metrics.per_token((now - entry.first_token_s) / (entry.num_tokens - 1))
         entry.stream.put(output)
-
-
-class OutputStream:
-    """Outputs of a group of requests as they come, until all have finished. One reader.
-
-    What has not been read comes as one output per request, so a slow reader holds nobody up and costs
-    no more memory than its answer. Closing it aborts what has not finished.
-    """
-
-    def __init__(self, client: AsyncEngineClient, request_ids: Sequence[str]) -> None:
-        self._client = client
-        self._unfinished = set(request_ids)
-        self._pending: dict[str, list[EngineOutput]] = {}
-        self._error: SamebitError | None = None
-        self._changed = asyncio.Event()
-
-    def put(self, output: EngineOutput) -> None:
-        """Add what a request gained (called by the client)."""
-        self._pending.setdefault(output.request_id, []).append(output)
-        self._changed.set()
-
-    def fail(self, error: SamebitError) -> None:
-        """End the stream with `error` after what is pending (called by the client)."""
-        self._error = self._error or error
-        self._changed.set()
-
-    def close(self) -> None:
-        """Abort what has not finished. May be called twice."""
-        self._client.abort(list(self._unfinished))
-        self._unfinished.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> EngineOutput:
-        """The next output. Raises what the engine refused a request with, or EngineDeadError."""
-        while not self._pending:
-            if self._error is not None:
-                raise self._error
-            if not self._unfinished:
-                raise StopAsyncIteration
-            self._changed.clear()
-            await self._changed.wait()
-        request_id = next(iter(self._pending))
-        output = merge(self._pending.pop(request_id))
-        if output.finish_reason is not None:
-            self._unfinished.discard(request_id)
-        return output
-
-
-def merge(outputs: Sequence[EngineOutput]) -> EngineOutput:
-    """Consecutive outputs of one request as one. `outputs` must not be empty."""
-    last = outputs[-1]
-    if len(outputs) == 1:
-        return last
-    return EngineOutput(
-        request_id=last.request_id,
-        text="".join(output.text for output in outputs),
-        token_ids=[token for output in outputs for token in output.token_ids],
-        logprobs=[item for output in outputs for item in output.logprobs],
-        prompt_logprobs=[item for output in outputs for item in output.prompt_logprobs],
-        finish_reason=last.finish_reason,
-        stop_reason=last.stop_reason,
-        error=last.error,
-        speculation=sum((output.speculation for output in outputs), SpeculationCounts()),
-        num_cached_tokens=last.num_cached_tokens,
-        num_preemptions=last.num_preemptions,
-    )

@@ -22,6 +22,19 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request_ids: list[str]
 
 
+class FlushCache(msgspec.Struct, frozen=True, tag=True):
+    """Empty the prefix cache; answered by Done with the same `number`."""
+
+    number: int
+
+
+class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
+    """Load other weights once no request is open; answered by Done with the same `number`."""
+
+    number: int
+    model: str
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Leave the loop and exit."""
 
@@ -59,14 +72,32 @@ class Rejected(msgspec.Struct, frozen=True, tag=True):
     problem: Problem
 
 
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """What came of FlushCache or UpdateWeights: a problem, or what is served now."""
+
+    number: int
+    info: EngineInfo
+    problem: Problem | None = None
+
+
+class Connected(msgspec.Struct, frozen=True, tag=True):
+    """The first message: from now on nobody needs the socket's file."""
+
+
+class QueueTimes(msgspec.Struct, frozen=True, tag=True):
+    """Seconds that requests waited which were just admitted."""
+
+    seconds: list[float]
+
+
 class Stats(msgspec.Struct, frozen=True, tag=True):
     """Gauges and totals of the engine at one moment."""
 
     values: dict[str, float]
 
 
-ToEngine = Submit | Abort | Shutdown
-FromEngine = Ready | Fatal | Outputs | Rejected | Stats
+ToEngine = Submit | Abort | FlushCache | UpdateWeights | Shutdown
+FromEngine = Connected | Ready | Fatal | Outputs | Rejected | Done | QueueTimes | Stats
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -3,11 +3,14 @@
 Knows numbers and label values. Does not know where they come from; keeps no process-wide registry.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from samebit.core.request import EngineOutput
+from samebit.engine.metrics_compat import COMPATIBLE, renamed
 
 _FIRST_TOKEN_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10),
@@ -17,15 +20,17 @@ _NEXT_TOKEN_BUCKETS_S = (
     *(0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1),
     *(0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
 )
+_QUEUE_BUCKETS_S = (0.0, *_FIRST_TOKEN_BUCKETS_S)
 _REQUEST_BUCKETS_S = (*(0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 1200),)
 
-# Totals of speculation, which vLLM's dashboards look for under its own prefix: the engine's name, theirs, what they count.
+# Totals of speculation: the engine's name for them, ours, and what they count.
 _SPECULATION_TOTALS = (
     ("num_drafts", "spec_decode_num_drafts", "Rows of guesses that were verified"),
     ("num_draft_tokens", "spec_decode_num_draft_tokens", "Tokens guessed"),
     ("num_accepted_tokens", "spec_decode_num_accepted_tokens", "Guesses that were accepted"),
 )
 _AT_POSITION = "num_accepted_tokens_at_"
+_MISSES = "misses_"
 
 # Engine totals: its name for them, ours, and what they count.
 _ENGINE_TOTALS = (
@@ -35,13 +40,16 @@ _ENGINE_TOTALS = (
     ("num_damaged_resumes", "damaged_resumes", "Resumes from a checkpoint found damaged"),
     ("evicted_tokens", "evicted_tokens", "Cached tokens that were evicted"),
     ("failed_steps", "failed_steps", "Steps that ended their requests with an error"),
+    ("num_weight_updates", "weight_updates", "Times that other weights were loaded"),
 )
 
 
 class ServerMetrics:
-    """Owner of the metrics of one server."""
+    """Owner of the metrics of one server. `compatible` names servers under whose names they are shown, too."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, compatible: Sequence[str] = ()) -> None:
+        assert set(compatible) <= set(COMPATIBLE), "names are checked first"
+        self._compatible = compatible
         self.registry = CollectorRegistry()
         self._model_name = model_name
         self._prompt = self._counter("prompt_tokens", "Prompt tokens, cached ones included")
@@ -54,6 +62,7 @@ class ServerMetrics:
             ("model_name", "finished_reason"),
             registry=self.registry,
         )
+        self._losses = self._counter("engine_losses", "Times that the engine process was lost")
         self._refused = Counter(
             "samebit:admission_rejections",
             "Requests refused at the door",
@@ -64,20 +73,34 @@ class ServerMetrics:
             "time_to_first_token_seconds", "Arrival to first token", _FIRST_TOKEN_BUCKETS_S
         )
         self._next_token = self._histogram("inter_token_latency_seconds", "Time between tokens", _NEXT_TOKEN_BUCKETS_S)
+        self._per_token = self._histogram(
+            "request_time_per_output_token_seconds", "Mean time between a request's tokens", _NEXT_TOKEN_BUCKETS_S
+        )
+        self._queue = self._histogram("queue_time_seconds", "Arrival to the first step", _QUEUE_BUCKETS_S)
         self._request = self._histogram("e2e_request_latency_seconds", "Arrival to last token", _REQUEST_BUCKETS_S)
         self._engine = _EngineStats(model_name)
         self.registry.register(self._engine)
 
-    def first_token(self, wait_s: float, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+    def admitted(self, waits_s: Sequence[float]) -> None:
+        """The first step of some requests began so long after they arrived."""
+        for wait_s in waits_s:
+            self._queue.observe(wait_s)
+
+    def first_token(self, wait_s: float, num_prompt_tokens: int, output: EngineOutput) -> None:
         """A request got its first token `wait_s` after it arrived."""
         self._first_token.observe(wait_s)
         self._prompt.inc(num_prompt_tokens)
-        self._cached.inc(num_cached_tokens)
+        self._cached.inc(output.num_cached_tokens)
+        self._engine.count_prompt(num_prompt_tokens, output.num_cached_tokens)
 
     def next_tokens(self, wait_s: float, count: int) -> None:
         """A request got `count` tokens, `wait_s` after the one before."""
         for _ in range(count):
             self._next_token.observe(wait_s / count)
+
+    def per_token(self, mean_s: float) -> None:
+        """A request has ended whose tokens came `mean_s` after one another on average."""
+        self._per_token.observe(mean_s)
 
     def generated(self, count: int) -> None:
         """`count` tokens were generated."""
@@ -91,17 +114,30 @@ class ServerMetrics:
         if latency_s is not None:
             self._request.observe(latency_s)
 
-    def refuse(self, count: int) -> None:
-        """`count` requests were turned away before the engine saw them, because too many were open."""
-        self._refused.labels(self._model_name, "queue_full").inc(count)
+    def refuse(self, reason: str, count: int) -> None:
+        """`count` requests were turned away for `reason` before the engine saw them."""
+        self._refused.labels(self._model_name, reason).inc(count)
 
-    def set_engine_stats(self, values: dict[str, float]) -> None:
+    def engine_lost(self) -> None:
+        """The engine process has died."""
+        self._losses.inc()
+
+    def set_engine_stats(self, values: dict[str, float], now_s: float) -> None:
         """Take the newest gauges and totals of the engine."""
-        self._engine.values = values
+        self._engine.take(values, now_s)
+
+    def load(self) -> dict[str, float]:
+        """Rates of the engine: `gen_throughput` and `cache_hit_rate`."""
+        return {"gen_throughput": self._engine.throughput, "cache_hit_rate": self._engine.hit_rate}
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+        native = generate_latest(self.registry)
+        if not self._compatible:
+            return native
+        others = CollectorRegistry()
+        others.register(_Fixed([*renamed(self.registry.collect(), self._compatible)]))
+        return native + generate_latest(others)
 
     def _counter(self, name: str, text: str) -> Counter:
         counter = Counter(f"samebit:{name}", text, ("model_name",), registry=self.registry)
@@ -112,12 +148,42 @@ class ServerMetrics:
         return histogram.labels(self._model_name)
 
 
+class _Fixed(Collector):
+    """Shows what it was given."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._metrics
+
+
 class _EngineStats(Collector):
-    """Shows the engine's own numbers, whose totals are kept by the engine."""
+    """Shows the engine's own numbers, whose totals are kept by the engine, and rates of them."""
 
     def __init__(self, model_name: str) -> None:
         self.values: dict[str, float] = {}
+        self.throughput = 0.0
         self._model_name = model_name
+        self._taken_s = 0.0
+        self._num_prompt = 0
+        self._num_cached = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of all prompt tokens that came from the prefix cache."""
+        return self._num_cached / self._num_prompt if self._num_prompt else 0.0
+
+    def take(self, values: dict[str, float], now_s: float) -> None:
+        """The newest numbers; the time since those before gives the throughput."""
+        gained = values.get("generation_tokens", 0) - self.values.get("generation_tokens", 0)
+        self.throughput = max(gained, 0) / max(now_s - self._taken_s, 1e-3)
+        self.values, self._taken_s = values, now_s
+
+    def count_prompt(self, num_tokens: int, num_cached: int) -> None:
+        """A prompt has been computed."""
+        self._num_prompt += num_tokens
+        self._num_cached += num_cached
 
     def collect(self) -> Iterator[Metric]:
         values = self.values
@@ -131,8 +197,12 @@ class _EngineStats(Collector):
         window = max(pools.values(), default=0.0)
         yield self._gauge("swa_token_usage", "Use of the sliding-window pages, 0 to 1", window)
         yield self._gauge("conv_usage", "Use of the convolution checkpoints, 0 to 1", conv)
+        yield self._gauge("gen_throughput", "Tokens generated a second, lately", self.throughput)
+        yield self._gauge("cache_hit_rate", "Share of prompt tokens from the prefix cache", self.hit_rate)
+        yield self._gauge("num_retracted_reqs", "As num_preemptions_total", values.get("num_preemptions", 0))
         for key, name, text in _ENGINE_TOTALS:
-            yield self._total(f"samebit:{name}", text, values.get(key, 0))
+            yield self._total(name, text, values.get(key, 0))
+        yield self._by_label("cache_miss_reason", "Prompts that the cache had nothing of", "reason", _MISSES)
         yield from self._speculation(values)
 
     def _speculation(self, values: dict[str, float]) -> Iterator[Metric]:
@@ -141,21 +211,25 @@ class _EngineStats(Collector):
         mean = values.get("mean_acceptance_length", 0)
         yield self._gauge("spec_accept_length", "Mean tokens of a row of guesses, its next token among them", mean)
         yield self._gauge("spec_accept_rate", "Share of guesses that were accepted", rate)
-        positions = {name.removeprefix(_AT_POSITION): n for name, n in values.items() if name.startswith(_AT_POSITION)}
-        for prefix in ("samebit", "vllm"):
-            for key, name, text in _SPECULATION_TOTALS:
-                yield self._total(f"{prefix}:{name}", text, values.get(key, 0))
-            family = CounterMetricFamily(
-                f"{prefix}:spec_decode_num_accepted_tokens_per_pos",
-                "Guesses that were accepted, by their place in the row",
-                labels=("model_name", "position"),
-            )
-            for position, count in positions.items():
-                family.add_metric((self._model_name, position), count)
-            yield family
+        for key, name, text in _SPECULATION_TOTALS:
+            yield self._total(name, text, values.get(key, 0))
+        yield self._by_label(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Guesses that were accepted, by their place in the row",
+            "position",
+            _AT_POSITION,
+        )
+
+    def _by_label(self, name: str, text: str, label: str, prefix: str) -> Metric:
+        """The totals that the engine calls by `prefix` and a value of `label`."""
+        family = CounterMetricFamily(f"samebit:{name}", text, labels=("model_name", label))
+        for key, count in self.values.items():
+            if key.startswith(prefix):
+                family.add_metric((self._model_name, key.removeprefix(prefix)), count)
+        return family
 
     def _total(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, text, labels=("model_name",))
+        family = CounterMetricFamily(f"samebit:{name}", text, labels=("model_name",))
         family.add_metric((self._model_name,), value)
         return family
 

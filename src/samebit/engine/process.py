@@ -1,15 +1,17 @@
 """The engine process: receives requests, drives an engine step by step, sends outputs.
 
-Knows ZeroMQ and the engine's five methods. Does not know HTTP, text or scheduling, and loads torch
+Knows ZeroMQ and the engine's methods. Does not know HTTP, text or scheduling, and loads torch
 only when it is asked to build an engine. Started by engine/launch.py.
 """
 
 import importlib
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,14 +22,19 @@ from samebit.core.errors import InvalidRequestError, SamebitError
 from samebit.core.request import Request
 from samebit.engine.messages import (
     Abort,
+    Connected,
+    Done,
     Fatal,
+    FlushCache,
     FromEngine,
     Outputs,
+    QueueTimes,
     Ready,
     Rejected,
     Shutdown,
     Stats,
     Submit,
+    UpdateWeights,
     decode_to_engine,
     encode,
     problem_of,
@@ -57,6 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     socket.set(zmq.SNDHWM, 0)
     socket.set(zmq.RCVHWM, 0)
     socket.connect(address)
+    socket.send(encode(Connected()))
     linger_ms = 0  # told to stop, or alone: nobody waits for what was not yet sent
     try:
         module, _, name = class_path.partition(":")
@@ -73,6 +81,8 @@ def main(arguments: Sequence[str]) -> int:
     finally:
         socket.close(linger_ms)
         context.term()
+        # A parent that was killed could not take away the folder of the socket that it listened on.
+        shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
     return 0
 
 
@@ -86,6 +96,7 @@ class EngineLoop:
         self._is_stopped = False
         self._reported_s = 0.0
         self._was_working = True
+        self._updates: list[UpdateWeights] = []
 
     def run(self) -> None:
         """Serve until Shutdown or until the parent is gone. An error of the engine itself passes through."""
@@ -95,6 +106,10 @@ class EngineLoop:
                 outputs = self._engine.step()
                 if outputs:
                     self._send(Outputs(outputs))
+                if times := self._engine.take_queue_times():
+                    self._send(QueueTimes(times))
+            while self._updates and not self._engine.has_work:
+                self._update(self._updates.pop(0))
             self._report()
 
     def _receive(self, wait_ms: int) -> None:
@@ -112,6 +127,11 @@ class EngineLoop:
                 case Abort(request_ids):
                     for request_id in request_ids:
                         self._engine.abort(request_id)
+                case FlushCache(number):
+                    self._engine.flush_cache()
+                    self._send(Done(number, self._engine.info))
+                case UpdateWeights() as update:
+                    self._updates.append(update)
                 case Shutdown():
                     self._is_stopped = True
 
@@ -124,6 +144,17 @@ class EngineLoop:
             _log.exception("request %s could not be added", request.request_id)
             self._engine.abort(request.request_id)
             self._send(Rejected(request.request_id, problem_of(error)))
+
+    def _update(self, update: UpdateWeights) -> None:
+        """Load other weights; if that fails, the old ones are served on."""
+        problem = None
+        try:
+            self._engine.update_weights(update.model)
+        except Exception as error:  # noqa: BLE001 - whatever a checkpoint is, the engine goes on with what it has
+            if not isinstance(error, SamebitError):
+                _log.exception("weights of %s could not be loaded", update.model)
+            problem = problem_of(error)
+        self._send(Done(update.number, self._engine.info, problem))
 
     def _report(self) -> None:
         """Send stats at intervals while working, and once when the work has run out."""

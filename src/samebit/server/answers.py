@@ -10,7 +10,7 @@ import msgspec
 
 from samebit.core.errors import SamebitError, StepError
 from samebit.core.request import EngineOutput, SpeculationCounts
-from samebit.engine.client import merge
+from samebit.engine.streams import merge
 from samebit.engine.tokenizer import Tokenizer
 from samebit.server.errors import describe
 from samebit.server.response_models import Choice, CompletionTokensDetails, PromptTokensDetails, Usage

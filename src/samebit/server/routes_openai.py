@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from samebit.core.request import EngineOutput
-from samebit.engine.client import OutputStream
+from samebit.engine.streams import OutputStream
 from samebit.server.answers import Answer
 from samebit.server.openapi import operation
 from samebit.server.request_models import ChatBody, CompletionBody

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from samebit.core.request import EngineOutput
-from samebit.engine.client import merge
+from samebit.engine.streams import merge
 from samebit.engine.tokenizer import Tokenizer
 from samebit.server.logprob_shapes import LegacyLogprobs, chat_logprobs, join, prompt_logprobs
 from samebit.server.response_models import (
