@@ -8,7 +8,7 @@ import threading
 import openai
 import pytest
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 SAY = [{"role": "user", "content": "hi"}]
 GOOD = {"prompt": "import os\n", "seed": 1, "max_tokens": 8, "logprobs": 1}
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
@@ -69,11 +69,35 @@ WRONG = [
     (TEXT, {"prompt": "a", "stop_token_ids": [4096]}, "stop_token_ids"),
     (TEXT, {"prompt": "a", "best_of": 2}, "best_of"),
     (TEXT, {"prompt": "a", "suffix": "b"}, "suffix"),
-    (TEXT, {"prompt": "a", "presence_penalty": 0.5}, "presence_penalty"),
-    (TEXT, {"prompt": "a", "frequency_penalty": -1}, "frequency_penalty"),
-    (TEXT, {"prompt": "a", "repetition_penalty": 1.1}, "repetition_penalty"),
-    (TEXT, {"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias"),
-    (TEXT, {"prompt": "a", "priority": 3}, "priority"),
+    (TEXT, {"prompt": "a", "n": 2, "best_of": 3}, "best_of"),
+    (TEXT, {"prompt": "a", "presence_penalty": 2.5}, "presence_penalty"),
+    (TEXT, {"prompt": "a", "frequency_penalty": -3}, "frequency_penalty"),
+    (TEXT, {"prompt": "a", "repetition_penalty": 0}, "repetition_penalty"),
+    (TEXT, {"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias"),
+    (TEXT, {"prompt": "a", "logit_bias": {"five": 1}}, "logit_bias"),
+    (TEXT, {"prompt": "a", "logit_bias": {"05": 1}}, "logit_bias"),
+    (TEXT, {"prompt": "a", "logit_bias": {"4096": 1}}, "logit_bias"),
+    (TEXT, {"prompt": "a", "logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias"),
+    (TEXT, {"prompt": "a", "priority": 2000}, "priority"),
+    (RESPONSES, {}, "input"),
+    (RESPONSES, {"input": []}, "input"),
+    (RESPONSES, {"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input"),
+    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+    (RESPONSES, {"input": "a", "store": True}, "store"),
+    (RESPONSES, {"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
+    (RESPONSES, {"input": "a", "background": True}, "background"),
+    (RESPONSES, {"input": "a", "text": {"format": {"type": "json_object"}}}, "text.format.type"),
+    (RESPONSES, {"input": "a", "include": ["file_search_call.results"]}, "include.0"),
+    (RESPONSES, {"input": "a", "top_logprobs": 2}, "top_logprobs"),
+    (RESPONSES, {"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
+    (RESPONSES, {"input": "a", "reasoning": {"summary": "auto"}}, "reasoning.summary"),
+    (RESPONSES, {"input": [{"role": "clown", "content": "a"}]}, "input"),
+    ("/tokenize", {}, "prompt"),
+    ("/tokenize", {"prompt": "a", "messages": SAY}, "prompt"),
+    ("/tokenize", {"messages": SAY, "add_special_tokens": True}, "add_special_tokens"),
+    ("/detokenize", {}, "tokens"),
+    ("/detokenize", {"tokens": [4096]}, "tokens"),
+    ("/detokenize", {"tokens": [-1]}, "tokens.0"),
     (TEXT, {"prompt": "a", "temprature": 0}, "temprature"),
     (TEXT, {"prompt": "a", "messages": SAY}, "messages"),
     (TEXT, {"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
@@ -130,7 +154,7 @@ def test_all_of_that_changed_nothing_for_others(server):
     "fields",
     [
         {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}},
-        {"logit_bias": {}, "presence_penalty": 0, "frequency_penalty": 0.0},
+        {"logit_bias": {}, "presence_penalty": 0, "frequency_penalty": 0.0, "n": 2, "best_of": 2},
         {"user": "u", "metadata": {"a": "b"}, "parallel_tool_calls": True, "store": False},
         {"stop": None, "seed": None, "n": None, "logprobs": None, "stream": None, "max_tokens": None},
         {"stream": False, "service_tier": "auto", "modalities": ["text"], "top_k": 2**40},

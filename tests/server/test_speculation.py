@@ -7,7 +7,7 @@ import pytest
 from tests.server.driver import COMMAND, events_of, running
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\ndef mul(a, b):\n"
-ASK = {"temperature": 0, "max_tokens": 24, "logprobs": 1}
+ASK = {"temperature": 0, "max_tokens": 24, "logprobs": 1, "return_spec_tokens_details": True}
 
 
 @pytest.fixture(scope="module")
@@ -19,28 +19,37 @@ def guessing(tmp_path_factory):
         yield server.wait_ready()
 
 
-def details(body):
-    found = body["usage"]["completion_tokens_details"]
-    return found["accepted_prediction_tokens"], found["rejected_prediction_tokens"]
+def figures(body):
+    return body["metrics"]["speculative_decoding"]
 
 
-def test_usage_tells_accepted_and_rejected_guesses(guessing):
+def test_an_answer_tells_on_request_how_guesses_fared_under_the_names_of_vllm(guessing):
     whole = guessing.complete(PROMPT, **ASK)
-    accepted, rejected = details(whole)
+    found = figures(whole)
+    accepted, guessed, steps = (
+        found[name] for name in ("num_accepted_draft_tokens", "num_draft_tokens", "num_spec_steps")
+    )
     assert 0 < accepted < whole["usage"]["completion_tokens"] == 24
-    assert rejected > 0
+    assert accepted < guessed
+    assert found["num_spec_tokens"] == 4
+    histogram = found["acceptance_histogram"]
+    assert len(histogram) == 5
+    assert sum(histogram) == steps
+    assert sum(k * count for k, count in enumerate(histogram)) == accepted
+    assert found["mean_acceptance_length"] == pytest.approx(1 + accepted / steps)
+    assert found["draft_acceptance_rate"] == pytest.approx(accepted / guessed)
     body = {"prompt": PROMPT, **ASK, "stream": True, "stream_options": {"include_usage": True}}
     events = events_of(guessing.post("/v1/completions", body)[2])
-    assert details(events[-1]) == (accepted, rejected)
+    assert figures(events[-1]) == found
     pieces = [event["choices"][0] for event in events[:-1]]
     assert "".join(piece["text"] for piece in pieces) == whole["choices"][0]["text"]
 
 
 def test_a_request_can_go_without_guesses_and_has_the_same_answer(guessing):
     without = guessing.complete(PROMPT, **ASK, speculation=False)
-    assert details(without) == (0, 0)
+    assert figures(without)["num_draft_tokens"] == figures(without)["num_spec_steps"] == 0
     guessed = guessing.complete(PROMPT, **ASK)
-    assert details(guessed) != (0, 0)
+    assert figures(guessed)["num_draft_tokens"] > 0
     assert without["choices"] == guessed["choices"]
 
 

@@ -271,12 +271,13 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine serves and under which numerics.
 
     `system_fingerprint` is a hash of the weights and `profile`: two engines with the same fingerprint give the same
-    bits. `memory` holds pool sizes (ids) and bytes.
+    bits. `num_speculative_tokens`: most guesses that a step verifies for a request. `memory` holds pool sizes (ids) and bytes.
     """
 
     model: str
     max_length: int
     vocab_size: int
     system_fingerprint: str
+    num_speculative_tokens: int = 0
     profile: dict[str, str | int]
     memory: dict[str, int]

@@ -78,6 +78,7 @@ class Engine:
             max_length=max_length,
             vocab_size=model.vocab_size,
             system_fingerprint=fingerprint(folder, profile),
+            num_speculative_tokens=max_drafts,
             profile=profile,
             memory={"parameters": model.num_parameters, **memory_of(geometry), **device_memory(device)},
         )

@@ -6,21 +6,26 @@ import msgspec
 from pydantic import BaseModel
 
 from samebit.server import response_models
-from samebit.server.request_models import ChatBody, CompletionBody
+from samebit.server.request_models import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from samebit.server.response_models import ErrorBody
+from samebit.server.responses_body import ResponsesBody
+from samebit.server.responses_models import ResponseObject
 
 _REF = "#/components/schemas/{name}"
-_REQUEST_MODELS: tuple[type[BaseModel], ...] = (ChatBody, CompletionBody)
+_REQUEST_MODELS: tuple[type[BaseModel], ...] = (ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody)
 _RESPONSE_MODELS = (
     response_models.ChatCompletion,
     response_models.ChatCompletionChunk,
     response_models.Completion,
+    response_models.Detokenized,
     response_models.ErrorBody,
     response_models.ModelCard,
     response_models.ModelList,
     response_models.ServerInfo,
     response_models.Status,
+    response_models.Tokenized,
     response_models.Version,
+    ResponseObject,
 )
 _ERRORS = {
     "400": "The request is wrong: `param` names the field",
@@ -32,13 +37,15 @@ _ERRORS = {
 _GET_ERRORS = ("404", "500", "503")
 
 
-def operation(answer: type[msgspec.Struct] | None, body: type[BaseModel] | None = None) -> dict[str, Any]:
-    """What the document says of one endpoint. `answer` None: plain text.
+def operation(
+    answer: type[msgspec.Struct] | None, body: type[BaseModel] | None = None, *, is_streamed: bool = False
+) -> dict[str, Any]:
+    """What the document says of one endpoint. `answer` None: plain text. `is_streamed`: it can also be events.
 
     Any, here and below: OpenAPI is JSON.
     """
     content = {"text/plain": {"schema": {"type": "string"}}} if answer is None else _content(answer.__name__)
-    if body is not None:
+    if is_streamed:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     codes = _ERRORS if body is not None else _GET_ERRORS
     errors = {code: {"description": _ERRORS[code], "content": _content(ErrorBody.__name__)} for code in codes}

@@ -27,29 +27,31 @@ Texts = Annotated[list[str], Field(fail_fast=True)]
 # The only values that are accepted of fields whose work is not done here: those that ask for nothing.
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (None,),
-    "best_of": (None, 1),
-    "frequency_penalty": (None, 0),
+    "background": (None, False),
+    "conversation": (None,),
     "function_call": (None,),
     "functions": (None, []),
-    "logit_bias": (None, {}),
+    "generate_summary": (None,),
     "lora_path": (None, ""),
+    "max_tool_calls": (None,),
     "modalities": (None, ["text"]),
     "prediction": (None,),
-    "presence_penalty": (None, 0),
-    "priority": (None, 0),
+    "previous_response_id": (None,),
     "refusal": (None,),
-    "repetition_penalty": (None, 1),
     "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
     "suffix": (None, ""),
+    "summary": (None,),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
+    "truncation": (None, "disabled"),
+    "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
 
 
-def _described(text: str) -> WrapValidator:
+def described(text: str) -> WrapValidator:
     """One sentence instead of an error for each member of a union."""
 
     def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
@@ -61,7 +63,9 @@ def _described(text: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """Strict: no field that nobody knows, no number in quotes, no NaN."""
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     @field_validator(*NEUTRAL, check_fields=False)
@@ -76,7 +80,7 @@ class _Body(BaseModel):
         return value
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """`include_usage`: a last chunk tells the usage. `continuous_usage_stats`: every chunk does."""
 
     include_usage: bool = False
@@ -84,51 +88,58 @@ class StreamOptions(_Body):
     include_obfuscation: bool = False
 
 
-class _GenerationBody(_Body):
-    """What both endpoints take. A field that is left out, or null, has the default that its endpoint documents."""
+class SharedBody(Body):
+    """What all endpoints with answers take. A field that is left out, or null, has the default that its endpoint documents."""
 
     model: str | None = None
-    n: Whole | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Whole | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     seed: Whole | None = None
-    max_tokens: Whole | None = None
     min_tokens: Whole | None = None
-    stop: Annotated[str | Texts | None, _described("a string or a list of strings")] = None
+    stop: Annotated[str | Texts | None, described("a string or a list of strings")] = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     speculation: bool | None = None
-    prompt_logprobs: Whole | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
-    return_token_ids: bool | None = None
+    priority: Whole | None = None
+    return_cached_tokens_details: bool | None = None
+    return_spec_tokens_details: bool | None = None
 
     user: str | None = None
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    best_of: Whole | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
     lora_path: str | None = None
-    priority: Whole | None = None
 
 
-class CompletionBody(_GenerationBody):
+class _ChoicesBody(SharedBody):
+    """What the two endpoints whose answers are choices take besides."""
+
+    n: Whole | None = None
+    max_tokens: Whole | None = None
+    prompt_logprobs: Whole | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    best_of: Whole | None = None
+
+
+class CompletionBody(_ChoicesBody):
     """POST /v1/completions. `max_tokens` is 16 unless given; 0 is allowed with `echo`."""
 
     prompt: Annotated[
         str | TokenIds | Texts | Annotated[list[TokenIds], Field(fail_fast=True)],
         Field(union_mode="left_to_right"),
-        _described("a string, a list of token ids, a list of strings or a list of lists of token ids"),
+        described("a string, a list of token ids, a list of strings or a list of lists of token ids"),
     ]
     echo: bool | None = None
     logprobs: Whole | None = None
@@ -141,20 +152,20 @@ class CompletionBody(_GenerationBody):
         return 1 if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else len(prompt)
 
 
-class TextPart(_Body):
+class TextPart(Body):
     """A piece of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(_Body):
+class ChatMessage(Body):
     """One message; which roles there are is up to the model's chat template."""
 
     role: str
     content: Annotated[
         str | list[TextPart] | None,
-        _described("a string or a list of parts of type 'text'; other kinds of content are not supported"),
+        described("a string or a list of parts of type 'text'; other kinds of content are not supported"),
     ] = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -166,7 +177,7 @@ class ChatMessage(_Body):
     annotations: list[dict[str, Any]] | None = None  # Any: remarks of an earlier answer, which no template reads
 
 
-class ChatBody(_GenerationBody):
+class ChatBody(_ChoicesBody):
     """POST /v1/chat/completions. Without a limit on tokens an answer may fill the model's context."""
 
     messages: list[ChatMessage] = Field(min_length=1)
@@ -176,7 +187,7 @@ class ChatBody(_GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # Any: whatever the template knows
-    reasoning_effort: Annotated[str | float | None, _described("a name or a number")] = None
+    reasoning_effort: Annotated[str | float | None, described("a name or a number")] = None
     parallel_tool_calls: bool | None = None
 
     # Any: JSON that is refused unless it asks for nothing.
@@ -191,3 +202,23 @@ class ChatBody(_GenerationBody):
     web_search_options: dict[str, Any] | None = None
     service_tier: str | None = None
     store: bool | None = None
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: a prompt or a conversation. `add_special_tokens`: with what the checkpoint puts before a prompt."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(default=None, min_length=1)
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # Any: whatever the template knows
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: TokenIds

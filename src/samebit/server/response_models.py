@@ -6,24 +6,25 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from samebit.core.config import EngineConfig
-from samebit.core.request import EngineInfo, FinishReason
+from samebit.core.request import EngineInfo, FinishReason, MissReason
 from samebit.engine.model_source import GenerationDefaults
 
 # The legacy shape of an alternative list: token text to logprob.
 TopLogprobs = dict[str, float]
 
 
+class CachedTokens(msgspec.Struct, frozen=True):
+    """What one prompt took from the prefix cache, and why that was nothing."""
+
+    cached_tokens: int
+    miss_reason: MissReason | None
+
+
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """`cached_tokens` were taken from the prefix cache."""
+    """`cached_tokens` were taken from the prefix cache; `cached_tokens_details`: the same for each prompt."""
 
     cached_tokens: int = 0
-
-
-class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    """Guesses of speculation that became part of the answers, and those that did not; only the first are tokens of it."""
-
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
+    cached_tokens_details: list[CachedTokens] | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -33,7 +34,24 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails
+
+
+class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """How guesses fared, under vLLM's names. `acceptance_histogram[k]`: rows of guesses of which the first k were accepted."""
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+
+
+class AnswerMetrics(msgspec.Struct, frozen=True):
+    """How an answer came about; null where nobody guesses tokens."""
+
+    speculative_decoding: SpeculationFigures | None
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
@@ -138,6 +156,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     seed: int | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
+    metrics: AnswerMetrics | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
@@ -158,6 +177,21 @@ class ChatCompletionChunk(_Answer, frozen=True, kw_only=True):
     """A chunk of a streamed answer of /v1/chat/completions."""
 
     choices: list[ChatChunkChoice]
+
+
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """Token ids; `token_strs`, if wanted, are the tokens as text, a part of a character as U+FFFD."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(msgspec.Struct, frozen=True):
+    """The text of token ids, control tokens by their spelling."""
+
+    prompt: str
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):

@@ -7,9 +7,20 @@ from samebit.core.request import EngineOutput
 from samebit.engine.streams import OutputStream
 from samebit.server.answers import Answer
 from samebit.server.openapi import operation
-from samebit.server.request_models import ChatBody, CompletionBody
-from samebit.server.response_models import ChatCompletion, Completion, ModelCard, ModelList
+from samebit.server.request_models import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from samebit.server.response_models import (
+    ChatCompletion,
+    Completion,
+    Detokenized,
+    ModelCard,
+    ModelList,
+    Tokenized,
+)
+from samebit.server.responses import ResponseAnswer
+from samebit.server.responses_body import ResponsesBody
+from samebit.server.responses_models import ResponseObject
 from samebit.server.service import Route, Service, json_answer, json_bytes
+from samebit.server.shapes import ChatShape, CompletionShape, Shape
 from samebit.server.translate import Job
 from samebit.server.transport import EventStream, parse_body, unless_gone
 
@@ -24,17 +35,21 @@ class OpenAIRoutes:
     def routes(self) -> list[Route]:
         """All endpoints of this module."""
         return [
-            Route("POST", "/v1/chat/completions", self.chat, operation(ChatCompletion, ChatBody)),
-            Route("POST", "/v1/completions", self.complete, operation(Completion, CompletionBody)),
+            Route("POST", "/v1/chat/completions", self.chat, operation(ChatCompletion, ChatBody, is_streamed=True)),
+            Route("POST", "/v1/completions", self.complete, operation(Completion, CompletionBody, is_streamed=True)),
+            Route("POST", "/v1/responses", self.respond, operation(ResponseObject, ResponsesBody, is_streamed=True)),
             Route("GET", "/v1/models", self.models, operation(ModelList)),
             Route("GET", "/v1/models/{name:path}", self.model, operation(ModelCard)),
+            Route("POST", "/tokenize", self.tokenize, operation(Tokenized, TokenizeBody)),
+            Route("POST", "/detokenize", self.detokenize, operation(Detokenized, DetokenizeBody)),
         ]
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         self._service.check_open()
         body = await parse_body(request, ChatBody, self._service.max_body_bytes)
-        return await self._answer(request, await self._translator.chat(body), is_chat=True)
+        job = await self._translator.chat(body)
+        return await self._answer(request, job, self._choices(job, ChatShape(job, self._translator.tokenizer)))
 
     async def complete(self, request: Request) -> Response:
         """Continue one or more prompts."""
@@ -42,7 +57,29 @@ class OpenAIRoutes:
         body = await parse_body(request, CompletionBody, self._service.max_body_bytes)
         # A million prompts are turned away before any of them is encoded.
         self._client.check_count(body.num_prompts * (body.n or 1))
-        return await self._answer(request, await self._translator.complete(body), is_chat=False)
+        job = await self._translator.complete(body)
+        return await self._answer(request, job, self._choices(job, CompletionShape(job, self._translator.tokenizer)))
+
+    async def respond(self, request: Request) -> Response:
+        """Answer a conversation in the newer shape. Nothing is kept of it."""
+        self._service.check_open()
+        body = await parse_body(request, ResponsesBody, self._service.max_body_bytes)
+        job = await self._translator.respond(body)
+        tokenizer, name = self._translator.tokenizer, self._translator.served_name
+        return await self._answer(request, job, ResponseAnswer(job, body, tokenizer, name, self._client.info))
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a prompt or a conversation."""
+        body = await parse_body(request, TokenizeBody, self._service.max_body_bytes)
+        ids = await self._translator.tokenize(body)
+        texts = list(map(self._translator.tokenizer.token_text, ids)) if body.return_token_strs else None
+        length = self._client.info.max_length
+        return json_answer(Tokenized(count=len(ids), max_model_len=length, tokens=ids, token_strs=texts))
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of token ids."""
+        body = await parse_body(request, DetokenizeBody, self._service.max_body_bytes)
+        return json_answer(Detokenized(await self._translator.detokenize(body)))
 
     async def models(self, request: Request) -> Response:
         """List the model."""
@@ -58,15 +95,11 @@ class OpenAIRoutes:
             id=self._translator.served_name, created=self._service.started, max_model_len=self._client.info.max_length
         )
 
-    async def _answer(self, request: Request, job: Job, *, is_chat: bool) -> Response:
+    def _choices(self, job: Job, shape: Shape) -> Answer:
+        return Answer(job, shape, self._translator.served_name, self._client.info)
+
+    async def _answer(self, request: Request, job: Job, answer: Answer | ResponseAnswer) -> Response:
         self._service.check_open()
-        answer = Answer(
-            job,
-            self._translator.tokenizer,
-            is_chat=is_chat,
-            model=self._translator.served_name,
-            fingerprint=self._client.info.system_fingerprint,
-        )
         stream = self._client.submit(job.requests)
         self._service.traffic.open()
         keeps_open = False

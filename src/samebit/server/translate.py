@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,13 +19,22 @@ from samebit.engine.chat_template import load_chat_template
 from samebit.engine.model_source import GenerationDefaults, read_generation_defaults
 from samebit.engine.tokenizer import Tokenizer
 from samebit.server.errors import HttpError
-from samebit.server.request_models import ChatBody, ChatMessage, CompletionBody, StreamOptions
+from samebit.server.request_models import (
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    DetokenizeBody,
+    StreamOptions,
+    TokenizeBody,
+)
+from samebit.server.responses_body import ResponsesBody
 
 _COMPLETION_MAX_TOKENS = 16
 # Seeds that are drawn here must survive clients whose numbers are doubles.
 _SEED_BITS = 53
 _LARGE_CHARS = 4096
 _MANY_MESSAGES = 64
+_RENDERED = ("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 Result = TypeVar("Result")
 Body = ChatBody | CompletionBody
@@ -37,6 +47,7 @@ class Job:
     A choice's index is its request's place in `requests`. `num_top` is how many alternatives the client wants to see
     (None: no logprobs). `echo` puts the prompt before the answer. `is_scoring`: only the prompt is wanted, and the one
     token that the engine has to draw is left out. `wants_prompt_logprobs`: in vLLM's shape, beside those of `echo`.
+    `wants_cache_details`, `wants_speculation`: what the prefix cache and guesses did for the answer.
     """
 
     id: str
@@ -46,6 +57,8 @@ class Job:
     num_top: int | None
     wants_token_ids: bool
     wants_prompt_logprobs: bool
+    wants_cache_details: bool
+    wants_speculation: bool
     is_stream: bool
     stream_options: StreamOptions
     echo: bool = False
@@ -72,7 +85,7 @@ class Translator:
         self._info = info
         self._seeds = secrets.SystemRandom() if seed is None else random.Random(seed)
 
-    async def chat(self, body: ChatBody) -> Job:
+    async def chat(self, body: ChatBody, prefix: str = "chatcmpl") -> Job:
         """The job of a chat body. Raises InvalidRequestError, or HttpError for an unknown model."""
         self.check_model(body.model)
         if body.top_logprobs is not None and not body.logprobs:
@@ -83,11 +96,40 @@ class Translator:
             raise InvalidRequestError("max_tokens and max_completion_tokens differ: send one", param="max_tokens")
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         params = self._params(body, limit, num_top, None)
-        is_large = len(body.messages) > _MANY_MESSAGES or (
-            len(str(body.messages)) + len(str(body.chat_template_kwargs)) > _LARGE_CHARS
-        )
-        prompt = await _in_thread_if(is_large, lambda: self._render(body))
-        return self._job("chatcmpl", body, [prompt], params, num_top)
+        prompt = await self._rendered(body)
+        return self._job(prefix, body, [prompt], params, num_top)
+
+    async def respond(self, body: ResponsesBody) -> Job:
+        """The job of a responses body, which has one request. Raises as `chat`."""
+        if body.top_logprobs is not None and not body.wants_logprobs:
+            raise InvalidRequestError("top_logprobs: needs the logprobs in include", param="top_logprobs")
+        try:
+            return await self.chat(body.as_chat(), prefix="resp")
+        except InvalidRequestError as error:
+            own = {"max_tokens": "max_output_tokens", "messages": "input"}
+            raise InvalidRequestError(str(error), param=own.get(error.param or "", error.param)) from error
+
+    async def tokenize(self, body: TokenizeBody) -> list[int]:
+        """Token ids of a prompt or a conversation. Raises as `chat`."""
+        self.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequestError("prompt: send either prompt or messages", param="prompt")
+        if body.messages is not None:
+            if body.add_special_tokens:
+                raise InvalidRequestError("add_special_tokens: is up to the chat template", param="add_special_tokens")
+            given = {name: getattr(body, name) for name in _RENDERED}
+            return await self._rendered(ChatBody.model_construct(**given))
+        prompt = body.prompt or ""
+        is_bare = body.add_special_tokens is False
+        encode = partial(self.tokenizer.encode, allow_special=False) if is_bare else self.tokenizer.encode_prompt
+        return await _in_thread_if(len(prompt) > _LARGE_CHARS, lambda: encode(prompt))
+
+    async def detokenize(self, body: DetokenizeBody) -> str:
+        """The text of token ids. Raises InvalidRequestError for one that the model does not have."""
+        self.check_model(body.model)
+        self._check_ids(body.tokens, "tokens")
+        decode = partial(self.tokenizer.decode, skip_special_tokens=False)
+        return await _in_thread_if(len(body.tokens) > _LARGE_CHARS, lambda: decode(body.tokens))
 
     async def complete(self, body: CompletionBody) -> Job:
         """The job of a completion body. Raises as `chat`."""
@@ -114,10 +156,12 @@ class Translator:
         self, body: Body, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
     ) -> SamplingParams:
         """Sampling parameters: what the body says, else what the checkpoint recommends, else the general default."""
+        if body.best_of not in (None, body.n or 1):
+            raise InvalidRequestError("best_of: not supported; leave it out or send the value of n", param="best_of")
         if body.prompt_logprobs is not None and body.stream:
             raise InvalidRequestError("prompt_logprobs: not available with stream=true", param="prompt_logprobs")
         given = {name: getattr(body, name) for name in SamplingParams.__struct_fields__ if hasattr(body, name)}
-        given |= {"max_tokens": max_tokens, "logprobs": logprobs}
+        given |= {"max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": _by_id(body.logit_bias)}
         if prompt_logprobs is not None:
             given["prompt_logprobs"] = max(prompt_logprobs, body.prompt_logprobs or 0)
         fields = self.defaults.sampling | {name: value for name, value in given.items() if value is not None}
@@ -153,6 +197,7 @@ class Translator:
                 sample_index=sample_index,
                 eos_token_ids=self.defaults.eos_token_ids,
                 cache_salt=body.cache_salt or "",
+                priority=body.priority or 0,
             )
             for prompt_index, prompt in enumerate(prompts)
             for sample_index in range(params.n)
@@ -165,6 +210,8 @@ class Translator:
             num_top=num_top,
             wants_token_ids=bool(body.return_token_ids),
             wants_prompt_logprobs=body.prompt_logprobs is not None,
+            wants_cache_details=bool(body.return_cached_tokens_details),
+            wants_speculation=bool(body.return_spec_tokens_details),
             is_stream=bool(body.stream),
             stream_options=body.stream_options or StreamOptions(),
             echo=echo,
@@ -180,12 +227,22 @@ class Translator:
         prompts = [ids] if ids else [item for item in prompt if isinstance(item, list)]
         if not prompts:
             raise InvalidRequestError("prompt: is empty; send text or at least one token id", param="prompt")
-        for token_id in (token_id for ids in prompts for token_id in ids):
+        for ids in prompts:
+            self._check_ids(ids, "prompt")
+        return prompts
+
+    def _check_ids(self, ids: list[int], param: str) -> None:
+        for token_id in ids:
             if token_id >= self._info.vocab_size:
                 raise InvalidRequestError(
-                    f"prompt: token id {token_id} must be below {self._info.vocab_size}", param="prompt"
+                    f"{param}: token id {token_id} must be below {self._info.vocab_size}", param=param
                 )
-        return prompts
+
+    async def _rendered(self, body: ChatBody) -> list[int]:
+        is_large = len(body.messages) > _MANY_MESSAGES or (
+            len(str(body.messages)) + len(str(body.chat_template_kwargs)) > _LARGE_CHARS
+        )
+        return await _in_thread_if(is_large, lambda: self._render(body))
 
     def _render(self, body: ChatBody) -> list[int]:
         if self._template is None:
@@ -205,6 +262,14 @@ class Translator:
 
 def _plain(message: ChatMessage) -> dict[str, Any]:  # Any: JSON, whose shape is the template's business
     return message.model_dump(exclude_none=True, exclude={"annotations"})
+
+
+def _by_id(bias: dict[str, float] | None) -> dict[int, float] | None:
+    """A bias by token id: JSON has only text for keys."""
+    for key in bias or {}:
+        if not (key.isascii() and key.isdecimal()) or str(int(key)) != key:
+            raise InvalidRequestError(f"logit_bias: {key[:20]!r} is not a token id", param="logit_bias")
+    return None if bias is None else {int(key): value for key, value in bias.items()}
 
 
 def _check_range(name: str, count: int | None) -> None:

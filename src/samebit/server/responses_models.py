@@ -1,0 +1,118 @@
+"""What POST /v1/responses answers: the response, and the events of one that is streamed. Knows shapes only."""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from samebit.server.response_models import AnswerMetrics, ChatTokenLogprob, ErrorDetail, PromptTokensDetails
+
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputText(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer's text. There are never annotations."""
+
+    text: str
+    logprobs: list[ChatTokenLogprob] = []
+    annotations: list[str] = []
+    type: Literal["output_text"] = "output_text"
+
+
+class OutputMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer as an item of the conversation."""
+
+    id: str
+    status: ResponseStatus
+    content: list[OutputText]
+    role: Literal["assistant"] = "assistant"
+    type: Literal["message"] = "message"
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    """Reasoning is not parsed out of the text."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct, frozen=True):
+    """Tokens of a request."""
+
+    input_tokens: int
+    input_tokens_details: PromptTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class IncompleteDetails(msgspec.Struct, frozen=True):
+    """Why an answer is not complete."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseText(msgspec.Struct, frozen=True):
+    """The format of the text: plain."""
+
+    format: dict[str, str]
+
+
+class ResponseReasoning(msgspec.Struct, frozen=True):
+    """The effort that was asked for."""
+
+    effort: str | float | None
+    summary: None = None
+
+
+class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer of /v1/responses. `store` is false: it cannot be asked for again."""
+
+    id: str
+    created_at: int
+    status: ResponseStatus
+    model: str
+    output: list[OutputMessage]
+    instructions: str | None
+    max_output_tokens: int | None
+    temperature: float
+    top_p: float
+    top_logprobs: int
+    reasoning: ResponseReasoning
+    metadata: dict[str, str]
+    user: str | None
+    seed: int
+    system_fingerprint: str
+    usage: ResponseUsage | None = None
+    metrics: AnswerMetrics | UnsetType = UNSET
+    incomplete_details: IncompleteDetails | None = None
+    error: ErrorDetail | None = None
+    text: ResponseText = ResponseText({"type": "text"})
+    object: Literal["response"] = "response"
+    background: bool = False
+    parallel_tool_calls: bool = True
+    previous_response_id: None = None
+    service_tier: Literal["default"] = "default"
+    store: bool = False
+    tool_choice: Literal["auto"] = "auto"
+    tools: list[str] = []
+    truncation: Literal["disabled"] = "disabled"
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An event of a streamed answer; which fields it has is told by its type."""
+
+    type: str
+    sequence_number: int
+    response: ResponseObject | None = None
+    output_index: int | UnsetType = UNSET
+    content_index: int | UnsetType = UNSET
+    item_id: str | None = None
+    item: OutputMessage | None = None
+    part: OutputText | None = None
+    delta: str | None = None
+    text: str | None = None
+    logprobs: list[ChatTokenLogprob] | UnsetType = UNSET
+    error: ErrorDetail | None = None
+    code: str | None = None
+    message: str | None = None
+    param: str | None = None
