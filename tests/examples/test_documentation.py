@@ -10,7 +10,16 @@ from samebit import EngineConfig, SamplingParams
 from samebit.cli import app
 from samebit.engine.metrics import ServerMetrics
 from samebit.server.app import create_app
-from samebit.server.request_models import NEUTRAL, ChatBody, ChatMessage, CompletionBody, StreamOptions
+from samebit.server.request_models import (
+    NEUTRAL,
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    DetokenizeBody,
+    StreamOptions,
+    TokenizeBody,
+)
+from samebit.server.responses_body import InputMessage, ResponsesBody
 from samebit.server.service import Service
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +56,10 @@ def test_no_flag_is_told_that_does_not_exist():
         assert told - real == set(), page
 
 
-@pytest.mark.parametrize("model", [ChatBody, CompletionBody, ChatMessage, StreamOptions])
+@pytest.mark.parametrize(
+    "model",
+    [ChatBody, CompletionBody, ChatMessage, StreamOptions, ResponsesBody, InputMessage, TokenizeBody, DetokenizeBody],
+)
 def test_every_field_of_a_body_is_told(model):
     assert set(model.model_fields) - words("serving.md") == set()
 
