@@ -79,11 +79,12 @@ class Server:
     def post(self, path, body, **kwargs):
         return self.request("POST", path, body, **kwargs)
 
-    def request(self, method, path, body=None, limit_s=30):
+    def request(self, method, path, body=None, limit_s=30, key=None):
         """Status, headers, and the body as JSON, or as text where it is not."""
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         with contextlib.closing(http.client.HTTPConnection(self.host, self.port, timeout=limit_s)) as connection:
-            connection.request(method, path, data, {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
+            connection.request(method, path, data, headers)
             response = connection.getresponse()
             text = response.read().decode()
         is_json = "json" in response.headers.get("content-type", "")

@@ -35,14 +35,14 @@ def start(tmp_path):
 class Asking(threading.Thread):
     """A request in the background; `answer` is what came of it."""
 
-    def __init__(self, server, body):
+    def __init__(self, server, body, path=TEXT):
         super().__init__()
-        self.server, self.body, self.answer = server, body, None
+        self.server, self.body, self.path, self.answer = server, body, path, None
         self.start()
 
     def run(self):
         try:
-            self.answer = self.server.post(TEXT, self.body)
+            self.answer = self.server.post(self.path, self.body)
         except (OSError, http.client.HTTPException) as error:
             self.answer = error
 
@@ -105,8 +105,8 @@ def test_a_client_that_never_reads_does_not_keep_the_server_from_ending(start):
         assert server.wait() == 0
 
 
-def test_no_request_hangs_when_the_engine_is_killed(start):
-    server = start()
+def test_no_request_hangs_when_the_engine_is_killed_and_must_not_be_started_again(start):
+    server = start(max_engine_restarts=0)
     requests = [Asking(server, body(ENDLESS, stream=stream)) for stream in (False, True) * 4]
     server.until(lambda: server.stat("num_running") == 4)
     os.kill(server.engine_pid(), signal.SIGKILL)

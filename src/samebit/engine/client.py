@@ -320,7 +320,7 @@ class AsyncEngineClient:
 
     async def _read(self, socket: zmq.asyncio.Socket) -> None:
         with contextlib.suppress(asyncio.CancelledError):
-            while True:
+            while not socket.closed:
                 self._handle(decode_from_engine(await socket.recv()))
 
     def _handle(self, message: FromEngine) -> None:

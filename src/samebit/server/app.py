@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from samebit.core.errors import SamebitError
+from samebit.server.auth import KeyCheck
 from samebit.server.errors import HttpError, error_response
 from samebit.server.openapi import with_schemas
 from samebit.server.routes_openai import OpenAIRoutes
@@ -30,6 +31,7 @@ def create_app(service: Service) -> FastAPI:
             responses={},
             response_class=Response,
         )
+    app.add_middleware(KeyCheck, keys=service.keys)
     for kind in (SamebitError, HTTPException, ClientGoneError, Exception):
         app.add_exception_handler(kind, _on_error)
     document = with_schemas(get_openapi(title=app.title, version=app.version, routes=app.routes))

@@ -54,7 +54,7 @@ _RULES = (
 def error_response(error: Exception) -> Response:
     """The answer to a request that ended with `error`; of an error not of ours only the fact is told."""
     status, body = describe(error)
-    headers = {"Retry-After": _RETRY_AFTER_S} if isinstance(error, OverloadedError) else {}
+    headers = {"Retry-After": _RETRY_AFTER_S} if isinstance(error, OverloadedError | EngineDeadError) else {}
     if status == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         headers["Connection"] = "close"
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")

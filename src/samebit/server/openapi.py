@@ -5,15 +5,29 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
-from samebit.server import response_models
+from samebit.server import operations_models, response_models
+from samebit.server.operations_models import AbortBody, WeightsBody
 from samebit.server.request_models import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from samebit.server.response_models import ErrorBody
 from samebit.server.responses_body import ResponsesBody
 from samebit.server.responses_models import ResponseObject
 
 _REF = "#/components/schemas/{name}"
-_REQUEST_MODELS: tuple[type[BaseModel], ...] = (ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody)
+_REQUEST_MODELS: tuple[type[BaseModel], ...] = (
+    AbortBody,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    ResponsesBody,
+    TokenizeBody,
+    WeightsBody,
+)
 _RESPONSE_MODELS = (
+    operations_models.Aborted,
+    operations_models.Loads,
+    operations_models.ModelInfo,
+    operations_models.Success,
+    operations_models.UpdatedWeights,
     response_models.ChatCompletion,
     response_models.ChatCompletionChunk,
     response_models.Completion,
@@ -29,12 +43,14 @@ _RESPONSE_MODELS = (
 )
 _ERRORS = {
     "400": "The request is wrong: `param` names the field",
+    "401": "An API key is needed",
+    "403": "The admin key is needed",
     "404": "No such model or path",
     "413": "The body is too large",
     "500": "The engine could not complete the request",
     "503": "Overloaded or shutting down: try again after `Retry-After` seconds",
 }
-_GET_ERRORS = ("404", "500", "503")
+_GET_ERRORS = ("401", "403", "404", "500", "503")
 
 
 def operation(

@@ -11,17 +11,21 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Generator
 from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
 
 import uvicorn
 import uvloop
 
 from samebit.core.config import EngineConfig
 from samebit.core.errors import ConfigError, SamebitError
-from samebit.engine.client import AsyncEngineClient
-from samebit.engine.launch import ENGINE_CLASS, start_engine
+from samebit.engine.client import MAX_OPEN_TOKENS, AsyncEngineClient
+from samebit.engine.launch import API_KEY_VARIABLE, ENGINE_CLASS, keys_in_environment, start_engine
 from samebit.engine.metrics import ServerMetrics
+from samebit.engine.metrics_compat import COMPATIBLE
 from samebit.engine.model_source import resolve_model
 from samebit.server.app import create_app
+from samebit.server.auth import Keys, read_keys
 from samebit.server.errors import DrainingError
 from samebit.server.service import Service, Traffic
 from samebit.server.translate import Translator
@@ -34,6 +38,8 @@ _BACKLOG = 2048
 class ServeOptions:
     """How to serve. `port` 0 takes a free one. `shutdown_timeout_s`: how long open requests may go on after a signal.
 
+    `max_queued_tokens`: of the prompts of all open requests. `max_engine_restarts`: within ten minutes.
+    `sse_ping_interval_s`: see Service. `metrics_compat`: "sglang", "vllm". Keys are also taken from the environment.
     `seed` begins the stream of seeds for requests without one (None: they cannot be foreseen).
     """
 
@@ -42,7 +48,14 @@ class ServeOptions:
     served_model_name: str | None = None
     shutdown_timeout_s: float = 30.0
     max_queued_requests: int = 512
+    max_queued_tokens: int = MAX_OPEN_TOKENS
     max_body_bytes: int = 8 << 20
+    max_engine_restarts: int = 3
+    sse_ping_interval_s: float = 15.0
+    metrics_compat: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()
+    api_key_file: str | None = None
+    admin_api_key: str | None = None
     seed: int | None = None
     log_level: str = "warning"
     engine_class: str = ENGINE_CLASS
@@ -107,14 +120,18 @@ class _Run:
         options, config = self._options, self._config
         started_s = time.monotonic()
         folder = resolve_model(config.model)
-        metrics = ServerMetrics(self._name)
+        metrics = ServerMetrics(self._name, _known_servers(options.metrics_compat))
         max_open = config.max_num_seqs + options.max_queued_requests
         with _bind(options.host, options.port) as listener:
+            keys = _keys(options, listener)
             _say(f"loading {config.model}")
             async with start_engine(
                 config,
                 metrics,
                 max_open=max_open,
+                max_open_tokens=options.max_queued_tokens,
+                max_restarts=options.max_engine_restarts,
+                say=_say,
                 log_level=options.log_level,
                 engine_class=options.engine_class,
             ) as client:
@@ -126,6 +143,8 @@ class _Run:
                     config,
                     started=int(time.time()),
                     max_body_bytes=options.max_body_bytes,
+                    keys=keys,
+                    ping_interval_s=options.sse_ping_interval_s,
                 )
                 async with self._http_server(service, listener):
                     self._is_serving = True
@@ -189,6 +208,29 @@ async def _first_of(*waits: Awaitable[object]) -> None:
         for task, wait in zip(tasks, waits, strict=True):
             if task is not wait:
                 task.cancel()
+
+
+def _keys(options: ServeOptions, listener: socket.socket) -> Keys:
+    """All keys there are; tells when others can connect and need none."""
+    api, admin = keys_in_environment()
+    api += options.api_keys
+    if options.api_key_file is not None:
+        api += read_keys(Path(options.api_key_file))
+    admin = options.admin_api_key or admin
+    if any(not key or not key.isascii() or " " in key for key in (*api, *([] if admin is None else [admin]))):
+        raise ConfigError("api_key: a key is one or more ASCII characters without blanks")
+    host = listener.getsockname()[0]
+    is_local = ip_address(host.partition("%")[0]).is_loopback
+    if not is_local and not api:
+        _say(f"warning: everyone who can reach {host} can use this server; set --api-key or {API_KEY_VARIABLE}")
+    return Keys(tuple(api), admin, is_local)
+
+
+def _known_servers(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if name not in COMPATIBLE:
+            raise ConfigError(f"metrics_compat={name!r}: must be one of {', '.join(COMPATIBLE)}")
+    return names
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ from starlette.responses import Response
 from samebit.core.config import EngineConfig
 from samebit.engine.client import AsyncEngineClient
 from samebit.engine.metrics import ServerMetrics
+from samebit.server.auth import Keys
 from samebit.server.errors import DrainingError
 from samebit.server.translate import Translator
 
@@ -40,7 +41,10 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the handlers need; owner of nothing. `started` is in seconds since 1970."""
+    """What the handlers need; owner of nothing. `started` is in seconds since 1970.
+
+    `ping_interval_s`: a stream that has had nothing to tell for so long gets a comment (0: never).
+    """
 
     client: AsyncEngineClient
     translator: Translator
@@ -49,6 +53,8 @@ class Service:
     config: EngineConfig
     started: int
     max_body_bytes: int
+    keys: Keys = field(default_factory=Keys)
+    ping_interval_s: float = 0.0
 
     def check_open(self) -> None:
         """Raise DrainingError if nothing new is taken."""

@@ -5,6 +5,7 @@ Knows ASGI; knows no endpoint and not what is sent.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from samebit.server.errors import HttpError, invalid_body
 _LARGE_BYTES = 64 << 10
 # A client reads its answer only after it has sent everything, so a somewhat larger body is read and thrown away.
 _DISCARD_FACTOR = 8
+_PING = b": still here\n\n"
 
 Model = TypeVar("Model", bound=BaseModel)
 Result = TypeVar("Result")
@@ -60,16 +62,21 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
 class EventStream(Response):
     """Server-sent events, one at a time as the client takes them.
 
-    `close` is called at the end, however it comes: all sent, client gone, error, or cancelled.
+    `close` is called at the end, however it comes: all sent, client gone, error, or cancelled. When there was nothing to
+    send for `ping_interval_s` (0: never mind), a comment is, so that nobody on the way takes the connection for dead.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], close: Callable[[], None], ping_interval_s: float = 0.0
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._close = close
+        self._ping_interval_s = ping_interval_s
+        self._sent_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. `send` waits while the client does not read."""
@@ -82,9 +89,26 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         async with contextlib.aclosing(self._events):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for event in self._events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+            pinger = asyncio.create_task(self._ping(send)) if self._ping_interval_s else None
+            try:
+                async for event in self._events:
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                    self._sent_s = time.monotonic()
+            finally:
+                if pinger is not None:
+                    pinger.cancel()
+                    await asyncio.wait([pinger])
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _ping(self, send: Send) -> None:
+        self._sent_s = time.monotonic()
+        while True:
+            wait_s = self._sent_s + self._ping_interval_s - time.monotonic()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+                continue
+            await send({"type": "http.response.body", "body": _PING, "more_body": True})
+            self._sent_s = time.monotonic()
 
 
 async def _until_gone(receive: Receive) -> None:
