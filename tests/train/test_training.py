@@ -201,3 +201,12 @@ def test_nano_and_its_drafts_fit_the_budget():
     recipe = RECIPES["nano"]
     assert Inkling(recipe.raw).num_parameters() <= 12_000_000
     assert all(stage.seconds <= 480 for stage in recipe.stages)
+
+
+def test_as_many_dialogues_are_written_as_are_drawn(data):
+    feed = make_feed(data)
+    for number in range(1, 40):
+        batch = feed.batch()
+        drawn = number * (len(batch.token_ids) - batch.num_code)
+        assert drawn > 0
+        assert feed.num_written >= drawn

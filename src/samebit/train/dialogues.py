@@ -41,12 +41,12 @@ from samebit.train.words import Split, Subject, subject, thing
 
 _SHORT = 1024
 # How often each kind of turn comes, in short dialogues and in long ones. What cannot come now is small talk instead.
-_SHORT_SHARES = {"state": 18, "correct": 34, "ask": 42, "tool": 24, "json": 3, "object": 7, "complete": 4, "talk": 6}
+_SHORT_SHARES = {"state": 18, "correct": 30, "ask": 36, "tool": 60, "json": 3, "object": 7, "complete": 4, "talk": 6}
 _LONG_SHARES = {"state": 12, "correct": 34, "ask": 50, "tool": 36, "json": 2, "object": 7, "complete": 4, "talk": 12}
 # How many facts there may be; with few of them each is corrected more often.
 _SHORT_FACTS, _LONG_FACTS = (2, 3, 5, 10), (6, 12, 24, 40)
 # How often a dialogue has tools.
-_TOOLS_SHARE = 0.55
+_TOOLS_SHARE, _SHORT_TOOLS_SHARE = 0.55, 0.8
 # How often what is told or asked has a sentence from a docstring beside it.
 _PROSE_SHARE = 0.06
 # How often a new fact, or one that is asked for, is easily confused with another one.
@@ -105,7 +105,8 @@ class DialogueWriter:
         """Exactly `length` token ids and their classes; the end is cut where it comes."""
         rng = self._rng
         is_short = length <= _SHORT
-        self._begin(most_tools=2 if is_short else 4)
+        share = _SHORT_TOOLS_SHARE if is_short else _TOOLS_SHARE
+        self._begin(most_tools=2 if length < _SHORT else 4, tools_share=share)
         most_facts = rng.choice(_SHORT_FACTS if is_short else _LONG_FACTS)
         actions, shares = zip(*(_SHORT_SHARES if is_short else _LONG_SHARES).items(), strict=True)
         for _ in range(1 if is_short else rng.choice((1, 2, 3))):
@@ -183,12 +184,14 @@ class DialogueWriter:
             else:
                 self._filler(16, 80)
 
-    def _begin(self, tools: Sequence[Tool] | None = None, most_tools: int = 4) -> None:
+    def _begin(
+        self, tools: Sequence[Tool] | None = None, most_tools: int = 4, tools_share: float = _TOOLS_SHARE
+    ) -> None:
         rng = self._rng
         self._out = Transcript(self._tokenizer)
         self._facts: list[Known] = []
         if tools is None:
-            tools = declare(rng, self._split, most_tools) if rng.random() < _TOOLS_SHARE else ()
+            tools = declare(rng, self._split, most_tools) if rng.random() < tools_share else ()
         self._tools = tools
         if rng.random() < 0.5:
             self._out.message("system", [(rng.choice(SYSTEM), PLAIN)])

@@ -63,7 +63,7 @@ class Feed:
         self._ids = torch.zeros(ring_rows, length + 1, dtype=torch.int16, device=device)
         self._classes = torch.zeros(ring_rows, length + 1, dtype=torch.uint8, device=device)
         self._weights = torch.tensor([_WEIGHTS[c] for c in sorted(_WEIGHTS)], device=device)
-        self._num_written = 0
+        self._num_written = self._num_drawn = 0
 
     @property
     def num_written(self) -> int:
@@ -83,7 +83,9 @@ class Feed:
     def batch(self) -> Batch:
         """The next batch."""
         if self._num_dialogues:
-            self.refill(at_least=self._num_dialogues)
+            # As many as are drawn: so that a slow writer is waited for, and no dialogue is learnt by heart.
+            self._num_drawn += self._num_dialogues
+            self.refill(at_least=self._num_drawn)
         num_code = self._rows - self._num_dialogues
         starts = self._draw(len(self._code) - self._length, num_code)
         windows = self._code[starts[:, None] + torch.arange(self._length + 1, device=self._device)]

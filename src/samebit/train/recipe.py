@@ -157,6 +157,18 @@ RECIPES: Mapping[str, Recipe] = {
                 warmup=60,
                 peak=0.3,
             ),
+            # Short dialogues, with many calls of tools: some minutes of a CPU.
+            Stage(
+                length=1024,
+                rows=3,
+                dialogue_share=0.67,
+                seconds=480,
+                steps=300,
+                decay_share=0.9,
+                ring_rows=64,
+                warmup=20,
+                peak=0.1,
+            ),
         ),
         contexts=(512, 4096),
         distances=(250, 500, 1000, 2000, 3000),

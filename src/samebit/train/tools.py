@@ -60,7 +60,8 @@ _ASKED = (
     "it is [good|best|necessary|important|wise|high time] to {do}[| now| today]", "[your|the|our] [task|job|order|assignment] is [to {do}|this: {do}]",
     "[help|assist|support] [us|<who>] [to {do}|and {do}]", "[get on|continue|carry on|proceed|start] and {do}", "would [somebody|anyone|<who>] {do}",
     "I [would love|want you|intend|plan|decided] to {do}", "[nothing is left but|it remains|all that is left is] to {do}", "{do}, [will|would|can] you",
-    "how about you {do}", "[we are|I am] [ready|about] to {do}", "[try|begin|remember] to {do}", "you [have|are] to {do}",
+    "how about you {do}", "[move|get|come|keep] [on|going|along] and {do}", "[fine|good|sure|alright], {do}", "[off|on] you go: {do}",
+    "[it seems|I think|I guess|I see] it is up to us to {do}", "[nothing else|what is next|what I want|what matters] is to {do}", "[all set|ready] to {do}", "[we are|I am] [ready|about] to {do}", "[try|begin|remember] to {do}", "you [have|are] to {do}",
 )  # fmt: skip
 _WITH = (
     " with {with}.", " with {with}.", " with {with}[|, please| for me| now| for <who>].", " using {with}.", ": {with}.", ", {with}.", " ({with}).",
