@@ -1,5 +1,6 @@
 """The OpenAPI document of the endpoints, from the models that check and make their bodies. Knows no handler."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -7,7 +8,7 @@ from pydantic import BaseModel
 
 from samebit.server import operations_models, response_models
 from samebit.server.operations_models import AbortBody, WeightsBody
-from samebit.server.request_models import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from samebit.server.request_models import NEUTRAL, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from samebit.server.response_models import ErrorBody
 from samebit.server.responses_body import ResponsesBody
 from samebit.server.responses_models import ResponseObject
@@ -50,6 +51,7 @@ _ERRORS = {
     "500": "The engine could not complete the request",
     "503": "Overloaded or shutting down: try again after `Retry-After` seconds",
 }
+_SSE = {"type": "object", "properties": {"data": {"type": "string"}, "event": {"type": "string"}}, "required": ["data"]}
 _GET_ERRORS = ("401", "403", "404", "500", "503")
 
 
@@ -62,7 +64,7 @@ def operation(
     """
     content = {"text/plain": {"schema": {"type": "string"}}} if answer is None else _content(answer.__name__)
     if is_streamed:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _SSE}
     codes = _ERRORS if body is not None else _GET_ERRORS
     errors = {code: {"description": _ERRORS[code], "content": _content(ErrorBody.__name__)} for code in codes}
     described: dict[str, Any] = {"responses": {"200": {"description": "OK", "content": content}, **errors}}
@@ -76,9 +78,24 @@ def with_schemas(document: dict[str, Any]) -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(_RESPONSE_MODELS, ref_template=_REF)
     for model in _REQUEST_MODELS:
         schema = model.model_json_schema(ref_template=_REF.replace("{name}", "{model}"))
-        schemas.update(schema.pop("$defs", {}))
-        schemas[model.__name__] = schema
-    return {**document, "components": {"schemas": schemas}}
+        for name, part in {**schema.pop("$defs", {}), model.__name__: schema}.items():
+            schemas[name] = _with_neutral_values(part)
+    paths = {path: _with_parameters(path, operations) for path, operations in document["paths"].items()}
+    return {**document, "paths": paths, "components": {"schemas": schemas}}
+
+
+def _with_neutral_values(schema: dict[str, Any]) -> dict[str, Any]:
+    """A body's schema in which fields that may only ask for nothing say so."""
+    fields = schema.get("properties", {})
+    told = {name: {"enum": list(NEUTRAL[name])} for name in fields if name in NEUTRAL}
+    return {**schema, "properties": {**fields, **told}} if told else schema
+
+
+def _with_parameters(path: str, operations: dict[str, Any]) -> dict[str, Any]:
+    """The operations of a path with the parameters in it."""
+    names = re.findall(r"{(\w+)}", path)
+    given = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    return {method: {**said, "parameters": given} for method, said in operations.items()} if given else operations
 
 
 def _content(name: str) -> dict[str, Any]:
