@@ -275,3 +275,31 @@ def test_the_openapi_document_declares_the_errors(server):
     schemas = document["components"]["schemas"]
     assert "messages" in schemas[reference.rsplit("/", 1)[1]]["properties"]
     assert "error" in schemas["ErrorBody"]["properties"]
+
+
+def test_progress_through_a_long_prompt_is_told_to_those_who_ask(server):
+    prompt = [*range(10, 210)] * 8
+    body = {"prompt": prompt, "max_tokens": 2, "stream": True, "seed": 1, "cache_salt": "progress"}
+    events = events_of(server.post("/v1/completions", {**body, "return_progress": True})[2])
+    told = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+    assert [item["processed"] for item in told] == [512, 1024, 1536]
+    assert {(item["total"], item["cache"], item["index"]) for item in told} == {(1600, 0, 0)}
+    assert all(event["choices"] == [] for event in events if "prompt_progress" in event)
+    assert "seed" in events[0]
+    plain = events_of(server.post("/v1/completions", body)[2])
+    assert not any("prompt_progress" in event for event in plain)
+    assert [e["choices"] for e in plain] == [e["choices"] for e in events if e["choices"]]
+
+
+def test_the_reason_of_a_miss_is_told_to_those_who_ask(server):
+    text = "Tell me of the harbour at night. " * 8
+    fields = {"max_tokens": 1, "cache_salt": "reasons", "return_cached_tokens_details": True}
+
+    def reasons(messages, **more):
+        usage = server.post("/v1/chat/completions", {"messages": messages, **fields, **more})[2]["usage"]
+        return str(usage["prompt_tokens_details"])
+
+    messages = [{"role": "user", "content": text}]
+    assert "'salt'" in reasons(messages, reasoning_effort="low")
+    assert "'effort_changed'" in reasons(messages, reasoning_effort="high")
+    assert "miss_reason': None" in reasons(messages, reasoning_effort="high")

@@ -278,3 +278,34 @@ def test_a_key_that_no_header_can_carry_is_a_mistake(tmp_path, options):
     with running(fake_arguments(None, **options), tmp_path / "log") as server:
         assert server.wait() == 1
         assert server.log.startswith("samebit: error: api_key")
+
+
+def test_a_stream_without_news_gets_comments_before_and_after_its_first_token(start):
+    server = start(sse_ping_interval_s=0.2)
+    os.kill(server.engine_pid(), signal.SIGSTOP)
+    with server.raw_stream(body(max_tokens=3, stream=True)) as connection:
+        text = b""
+        while text.count(b": still here\n\n") < 2:
+            text += connection.recv(4096)
+        assert b"text/event-stream" in text
+        assert b"data:" not in text
+        os.kill(server.engine_pid(), signal.SIGCONT)
+        while b"[DONE]" not in text:
+            text += connection.recv(4096)
+    assert text.index(b": still here") < text.index(b"data: {")
+    silent = start(sse_ping_interval_s=0)
+    assert ": still here" not in silent.post(TEXT, body(max_tokens=300, stream=True))[2]
+
+
+def test_a_refusal_that_comes_late_is_an_event(start):
+    server = start(sse_ping_interval_s=0.1)
+    os.kill(server.engine_pid(), signal.SIGSTOP)
+    request = Asking(server, body(stream=True, prompt=[1] * 4096))
+    server.until(lambda: server.get("/loads")[2]["loads"][0]["num_total_reqs"] == 1)
+    with server.raw_stream(body(stream=True)) as connection:
+        assert connection.recv(1024)
+    os.kill(server.engine_pid(), signal.SIGCONT)
+    status, _, text = request.result()
+    assert status == 200
+    assert "prompt is too long" in text
+    assert "[DONE]" not in text

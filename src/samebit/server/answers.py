@@ -4,6 +4,7 @@ Knows jobs and shapes; does not know HTTP or who reads.
 """
 
 import itertools
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from samebit.server.response_models import (
     AnswerMetrics,
     CachedTokens,
     Choice,
+    PromptProgress,
     PromptTokensDetails,
     SpeculationFigures,
     Usage,
@@ -91,6 +93,7 @@ class Answer:
         self._model = model
         self._fingerprint = info.system_fingerprint
         self._accounts = Accounts(job, info)
+        self._began_s = time.monotonic()
 
     async def whole(self, outputs: AsyncIterator[EngineOutput]) -> bytes:
         """The body of an answer that is not streamed. Raises what the engine ended a request with."""
@@ -104,8 +107,10 @@ class Answer:
         extra = {"seed": self._job.seed, **costs, **self._shape.beside_choices(merged[0])}
         return self._encode(choices, self._shape.answer_type, self._shape.object_name, **extra)
 
-    async def events(self, first: EngineOutput, outputs: AsyncIterator[EngineOutput]) -> AsyncGenerator[bytes, None]:
-        """The events of a streamed answer; `first` was taken from `outputs` before. An error is an event and the last."""
+    async def events(
+        self, first: EngineOutput | None, outputs: AsyncIterator[EngineOutput]
+    ) -> AsyncGenerator[bytes, None]:
+        """The events of a streamed answer; `first`, if any, was taken from `outputs`. An error is an event and the last."""
         options = self._job.stream_options
         seed: dict[str, Any] = {"seed": self._job.seed}  # Any: fields of the answer types
         for index in range(len(self._job.requests)):
@@ -115,7 +120,11 @@ class Answer:
                 seed = {}
         try:
             async for output in chain(first, outputs):
-                piece = self._shape.piece(self._accounts.take(output), output)
+                index = self._accounts.take(output)
+                if self._job.requests[index].wants_progress and not output.token_ids and not output.finish_reason:
+                    yield self._event([], prompt_progress=self._progress(index, output), **seed)
+                    seed = {}
+                piece = self._shape.piece(index, output)
                 if piece is not None:
                     yield self._event([piece], **seed)
                     seed = {}
@@ -126,6 +135,15 @@ class Answer:
             usage = {"usage": self._accounts.usage()} if options.include_usage else {}
             yield self._event([], **usage, metrics=self._accounts.metrics())
         yield _DONE
+
+    def _progress(self, index: int, output: EngineOutput) -> PromptProgress:
+        return PromptProgress(
+            index=index,
+            total=len(self._job.requests[index].prompt_token_ids),
+            cache=output.num_cached_tokens,
+            processed=output.num_processed_tokens,
+            time_ms=round(1000 * (time.monotonic() - self._began_s)),
+        )
 
     def _event(self, choices: list[Choice], **extra: Any) -> bytes:  # Any: as in `events`
         options = self._job.stream_options
@@ -147,9 +165,10 @@ class Answer:
         return msgspec.json.encode(kind(**fields, **extra))
 
 
-async def chain(first: EngineOutput, rest: AsyncIterator[EngineOutput]) -> AsyncIterator[EngineOutput]:
-    """`first`, then the rest."""
-    yield first
+async def chain(first: EngineOutput | None, rest: AsyncIterator[EngineOutput]) -> AsyncIterator[EngineOutput]:
+    """`first`, if there is one yet, then the rest."""
+    if first is not None:
+        yield first
     async for output in rest:
         yield output
 

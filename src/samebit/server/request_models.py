@@ -130,6 +130,7 @@ class _ChoicesBody(SharedBody):
     prompt_logprobs: Whole | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    return_progress: bool | None = None
     best_of: Whole | None = None
 
 

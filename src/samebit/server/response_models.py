@@ -146,6 +146,16 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 Choice = CompletionChoice | ChatChoice | ChatChunkChoice
 
 
+class PromptProgress(msgspec.Struct, frozen=True):
+    """How far the prompt of a choice has come, in llama.cpp's fields; `processed` tokens include those of the cache."""
+
+    index: int
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+
+
 class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What all answers share. `seed` repeats the answer together with `system_fingerprint`."""
 
@@ -157,6 +167,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
     metrics: AnswerMetrics | UnsetType = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 

@@ -49,8 +49,10 @@ class ResponseAnswer:
             parts.append(output)
         return msgspec.json.encode(self._ended(merge(parts)))
 
-    async def events(self, first: EngineOutput, outputs: AsyncIterator[EngineOutput]) -> AsyncGenerator[bytes, None]:
-        """The events of a streamed answer; `first` was taken from `outputs` before. An error is an event and the last."""
+    async def events(
+        self, first: EngineOutput | None, outputs: AsyncIterator[EngineOutput]
+    ) -> AsyncGenerator[bytes, None]:
+        """The events of a streamed answer; `first`, if any, was taken from `outputs`. An error is an event and the last."""
         part = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         nothing = OutputText(text="")
         yield self._event("response.created", response=self._response("in_progress", []))

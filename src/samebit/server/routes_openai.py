@@ -1,5 +1,7 @@
 """OpenAI's endpoints: chat, completions, responses, models; and text to tokens and back. Knows no sockets or processes."""
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -107,9 +109,10 @@ class OpenAIRoutes:
             if not job.is_stream:
                 return json_bytes(await unless_gone(request.receive, answer.whole(stream)))
             # Not until the first output is it known that the engine took the request: its refusal is still a 400.
-            first = await unless_gone(request.receive, _first(stream))
+            interval_s = self._service.ping_interval_s
+            first = await unless_gone(request.receive, _first(stream, interval_s or None))
             keeps_open = True
-            return EventStream(answer.events(first, stream), lambda: self._end(stream))
+            return EventStream(answer.events(first, stream), lambda: self._end(stream), interval_s)
         finally:
             if not keeps_open:
                 self._end(stream)
@@ -119,5 +122,9 @@ class OpenAIRoutes:
         self._service.traffic.close()
 
 
-async def _first(stream: OutputStream) -> EngineOutput:
-    return await anext(stream)
+async def _first(stream: OutputStream, wait_s: float | None) -> EngineOutput | None:
+    """The first output; None if there is none for so long that the client should hear that it has been heard."""
+    try:
+        return await asyncio.wait_for(anext(stream), wait_s)
+    except TimeoutError:
+        return None

@@ -18,6 +18,7 @@ from samebit.core.request import MAX_LOGPROBS, EngineInfo, Request, SamplingPara
 from samebit.engine.chat_template import load_chat_template
 from samebit.engine.model_source import GenerationDefaults, read_generation_defaults
 from samebit.engine.tokenizer import Tokenizer
+from samebit.server.efforts import EffortMemory
 from samebit.server.errors import HttpError
 from samebit.server.request_models import (
     ChatBody,
@@ -83,6 +84,7 @@ class Translator:
         self.served_name = served_name
         self._template = load_chat_template(folder, self.tokenizer)
         self._info = info
+        self._efforts = EffortMemory()
         self._seeds = secrets.SystemRandom() if seed is None else random.Random(seed)
 
     async def chat(self, body: ChatBody, prefix: str = "chatcmpl") -> Job:
@@ -97,7 +99,8 @@ class Translator:
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         params = self._params(body, limit, num_top, None)
         prompt = await self._rendered(body)
-        return self._job(prefix, body, [prompt], params, num_top)
+        effort_changed = self._efforts.is_changed(body)
+        return self._job(prefix, body, [prompt], params, num_top, effort_changed=effort_changed)
 
     async def respond(self, body: ResponsesBody) -> Job:
         """The job of a responses body, which has one request. Raises as `chat`."""
@@ -183,6 +186,7 @@ class Translator:
         *,
         echo: bool = False,
         is_scoring: bool = False,
+        effort_changed: bool = False,
     ) -> Job:
         if body.stream_options is not None and not body.stream:
             raise InvalidRequestError("stream_options: needs stream=true", param="stream_options")
@@ -198,6 +202,8 @@ class Translator:
                 eos_token_ids=self.defaults.eos_token_ids,
                 cache_salt=body.cache_salt or "",
                 priority=body.priority or 0,
+                wants_progress=bool(body.return_progress and body.stream),
+                effort_changed=effort_changed,
             )
             for prompt_index, prompt in enumerate(prompts)
             for sample_index in range(params.n)
