@@ -1,0 +1,234 @@
+"""Speed on a GPU beside what the device can do and beside transformers, on the same weights, in one run.
+
+    python -m benchmarks.models bench-8b /tmp/bench-8b
+    python -m benchmarks.gpu /tmp/bench-8b --transformers --output benchmarks/results/gpu.json
+
+First answers are compared (alone, in a batch, from captured steps, from eager ones), and only then is anything timed. A large
+copy and a large product tell what the device gives. A step's wall time is that of the engine; its device time is that of its
+graph, launched again and again on the inputs of its last step; what is left is the host's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.cpu import environment
+from samebit import LLM, SamplingParams
+from samebit.core.plan import BatchPlan
+from samebit.core.request import Request
+from samebit.engine.engine import Engine
+from samebit.inputs import Bucket
+
+CONTEXT = 512
+BATCHES = (1, 8, 32, 128)
+PREFILL = (8, 2048)
+STEPS = 64
+REPLAYS = 32
+FIRST_TEXT_ID = 100
+MOST_TOKENS = 8192
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+
+
+def main() -> None:
+    """Read the arguments, compare, measure, print and store the record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--transformers", action="store_true", help="time transformers on the same weights, too")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    settings: dict[str, Any] = {
+        "device": "cuda",
+        "max_num_seqs": max(BATCHES),
+        "max_num_batched_tokens": MOST_TOKENS,
+        "max_model_len": CONTEXT + PREFILL[1],
+        "enable_prefix_caching": False,
+    }
+    started = time.perf_counter()
+    llm = LLM(str(args.model), **settings)
+    record: dict[str, Any] = {
+        "command": f"{args.model.name} --rounds {args.rounds}",
+        "start_s": time.perf_counter() - started,
+        **environment(llm),
+        "triton": llm.info.profile.get("triton"),
+        "memory": llm.info.memory,
+    }
+    compare(llm, str(args.model), settings)
+    record["floors"] = {"copy_bytes_per_s": copy_rate(), "product_operations_per_s": product_rate()}
+    rng = random.Random(0)
+    for batch in BATCHES:
+        record[f"decode, batch {batch}"] = found = decode(llm, rng, batch, args.rounds)
+        print(batch, json.dumps(found), flush=True)
+    record["prefill"] = found = prefill(llm, rng, args.rounds)
+    print(json.dumps(found), flush=True)
+    if args.transformers:
+        del llm
+        torch.cuda.empty_cache()
+        record["transformers"] = transformers_rates(args.model, rng)
+    print(json.dumps(record, indent=1))
+    if args.output is not None:
+        args.output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def compare(llm: LLM, model: str, settings: dict[str, Any]) -> None:
+    """Raise SystemExit unless answers are the same alone, in a batch, from captured steps and from eager ones."""
+    rng = random.Random(1)
+    prompts = [random_prompt(rng, llm, length) for length in (5, 64, 300, 700)]
+    params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=24, ignore_eos=True, logprobs=0) for i in range(4)]
+    eager = LLM(model, **{**settings, "graph": "eager", "max_num_seqs": 8, "cache_bytes": 1 << 30})
+    together = bits(llm, prompts, params)
+    alone = [bits(llm, [prompt], [one])[0] for prompt, one in zip(prompts, params, strict=True)]
+    if not together == alone == bits(eager, prompts, params):
+        raise SystemExit("answers differ: nothing is timed")
+
+
+def bits(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[tuple[list[int], str]]:
+    """Tokens and logprobs of answers."""
+    outputs = llm.generate(prompts, params)
+    return [(out.outputs[0].token_ids, repr(out.outputs[0].logprobs)) for out in outputs]
+
+
+def random_prompt(rng: random.Random, llm: LLM, length: int) -> list[int]:
+    """Token ids that stand for nothing."""
+    return [rng.randrange(FIRST_TEXT_ID, llm.info.vocab_size) for _ in range(length)]
+
+
+def copy_rate() -> float:
+    """Bytes read and written a second by a large copy."""
+    source = torch.empty(1 << 30, dtype=torch.float32, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / device_seconds(lambda: target.copy_(source))
+
+
+def product_rate() -> float:
+    """Operations a second of a large bf16 product."""
+    size = 8192
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return 2 * size**3 / device_seconds(lambda: torch.mm(a, b))
+
+
+def device_seconds(work: Callable[[], object], rounds: int = 10) -> float:
+    """Median seconds that the device takes for `work`."""
+    times = []
+    for _ in range(rounds + 2):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(times[2:])
+
+
+class Watched:
+    """A runner that remembers the sizes of the last step."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._runner: Any = engine._runner
+        self.bucket: Bucket | None = None
+
+    def execute(self, plan: BatchPlan) -> Any:
+        """Run the step."""
+        self.bucket = Bucket.of(plan)
+        return self._runner.execute(plan)
+
+    def replay(self) -> Callable[[], object]:
+        """What launches the graph of the last step's bucket again."""
+        program = self._runner._captured_program(self.bucket)
+        if program is None:
+            raise SystemExit(f"no graph was captured for {self.bucket}")
+        replay: Callable[[], object] = program._recording.replay
+        return replay
+
+
+def decode(llm: LLM, rng: random.Random, batch: int, rounds: int) -> dict[str, float]:
+    """A step of `batch` requests of about CONTEXT tokens each, in milliseconds."""
+    engine: Engine = llm._engine
+    watched = Watched(engine)
+    engine._runner = watched  # type: ignore[assignment]
+    walls, devices = [], []
+    try:
+        for number in range(rounds + 1):
+            names = [f"{batch}-{number}-{i}" for i in range(batch)]
+            params = SamplingParams(max_tokens=1024, **GREEDY)
+            for i, name in enumerate(names):
+                engine.add(Request(name, random_prompt(rng, llm, CONTEXT), params, seed=i))
+            while watched.bucket is None or watched.bucket.tokens != batch:
+                engine.step()
+            times = []
+            for _ in range(STEPS):
+                before = time.perf_counter()
+                engine.step()
+                times.append(time.perf_counter() - before)
+            if number:
+                walls += times
+                replay = watched.replay()
+                devices.append(device_seconds(lambda r=replay: [r() for _ in range(REPLAYS)], rounds=2) / REPLAYS)
+            for name in names:
+                engine.abort(name)
+            while engine.has_work:
+                engine.step()
+            watched.bucket = None
+    finally:
+        engine._runner = watched._runner
+    wall, device, tenths = statistics.median(walls), statistics.median(devices), statistics.quantiles(walls, n=10)
+    found = {"step": wall, "p10": tenths[0], "p90": tenths[-1], "device": device, "host": wall - device}
+    return {f"{name}_ms": round(1e3 * value, 4) for name, value in found.items()} | {
+        "tokens_per_s": round(batch / wall)
+    }
+
+
+def prefill(llm: LLM, rng: random.Random, rounds: int) -> dict[str, float]:
+    """Prompt tokens a second, for PREFILL prompts of so many tokens at once."""
+    count, length = PREFILL
+    rates = []
+    for number in range(rounds + 1):
+        prompts = [random_prompt(rng, llm, length) for _ in range(count)]
+        before = time.perf_counter()
+        llm.generate(prompts, SamplingParams(max_tokens=1, **GREEDY))
+        if number:
+            rates.append(count * length / (time.perf_counter() - before))
+    return {"tokens_per_s": round(statistics.median(rates)), "min": round(min(rates)), "max": round(max(rates))}
+
+
+def transformers_rates(model: Path, rng: random.Random) -> dict[str, float]:
+    """Milliseconds of a decode step and prefill tokens a second of `generate`, in bf16."""
+    from transformers import InklingConfig, InklingForConditionalGeneration  # noqa: PLC0415 - a peer, not needed else
+
+    raw = json.loads((model / "config.json").read_text())
+    raw.setdefault("vision_config", {"num_hidden_layers": 3, "patch_size": 2, "temporal_patch_size": 2})
+    raw.setdefault("audio_config", {"n_mel_bins": 1, "mel_vocab_size": 1})
+    peer: Any = InklingForConditionalGeneration.from_pretrained(
+        model, config=InklingConfig(**raw), dtype=torch.bfloat16, device_map="cuda"
+    ).eval()
+    vocab = raw["text_config"]["unpadded_vocab_size"]
+
+    def seconds(batch: int, length: int, new: int) -> float:
+        ids = torch.tensor([[rng.randrange(FIRST_TEXT_ID, vocab) for _ in range(length)] for _ in range(batch)])
+        torch.cuda.synchronize()
+        before = time.perf_counter()
+        with torch.inference_mode():
+            peer.generate(ids.cuda(), max_new_tokens=new, min_new_tokens=new, do_sample=False)
+        torch.cuda.synchronize()
+        return time.perf_counter() - before
+
+    found = {}
+    for batch in (1, 32):
+        seconds(batch, CONTEXT, 2)
+        found[f"decode_{batch}_ms"] = 1e3 * (seconds(batch, CONTEXT, 25) - seconds(batch, CONTEXT, 1)) / 24
+    seconds(*PREFILL, 1)
+    found["prefill_tokens_per_s"] = PREFILL[0] * PREFILL[1] / seconds(*PREFILL, 1)
+    return found
+
+
+if __name__ == "__main__":
+    main()
