@@ -341,7 +341,7 @@ class FakeRunner:
         value, token = values[sample.offset], sample.target
         if token < 0:
             settings = (sample.temperature, sample.top_k, sample.top_p, sample.min_p, sample.seed, sample.sample_index)
-            token = draw(value, settings, [edit.token_id for edit in sample.edits])
+            token = draw(value, settings, sample.edits.token_ids)
         top = list(range(sample.num_top))
         is_finite = row.plan.request_id not in self.not_finite
         return SampleOutput(token, score(value, token), 1, is_finite, top, [0.0] * len(top))

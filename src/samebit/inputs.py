@@ -40,7 +40,7 @@ class Bucket:
             tokens=max(1, plan.num_tokens + plan.pad_tokens),
             rows=len(plan.rows) + plan.pad_rows,
             samples=max(1, len(plan.samples)),
-            edits=sum(len(sample.edits) for sample in plan.samples),
+            edits=sum(len(sample.edits.token_ids) for sample in plan.samples),
             entries=len(plan.entries),
             deltas=len(plan.page_deltas),
             top=max((sample.num_top for sample in plan.samples), default=0),
@@ -63,7 +63,7 @@ class StaticInputs:
     int64 (owner tag of this step), `row_resume` [B] int32 (snapshot, 0: none), `row_resume_tag` [B] int64.
     Logits rows: `sample_rows`, `sample_offsets`, `sample_targets`, `sample_top_k`, `sample_indices` [L] int32,
     `sample_temperature`, `sample_top_p`, `sample_min_p` [L] float32, `sample_seeds` [L] int64.
-    Edited logits: `edit_samples` (-1: none), `edit_tokens` [N] int32, `edit_penalties`, `edit_shifts` [N] float32, as in LogitEdit.
+    Edited logits: `edit_samples` (-1: none), `edit_tokens` [N] int32, `edit_penalties`, `edit_shifts` [N] float32, as in LogitEdits.
     Entries: `entry_rows`, `entry_snapshots` [E] int32, `entry_boundaries`, `entry_tags` [E] int64.
     Rows that guess: `draft_slots` [P] int32, `draft_samples` [P] int32 (the logits row whose settings their draws have),
     `draft_limits` [P] int64 (positions below it have pages), `draft_tags` [P] int64.
@@ -172,12 +172,7 @@ class InputBuffer:
         self._staging.copy_(self._inert)
         self._fill_rows(plan)
         _put(host, "sample", _SAMPLE_FIELDS, plan.samples)
-        edits = [
-            (number, edit.token_id, edit.penalty, edit.shift)
-            for number, sample in enumerate(plan.samples)
-            for edit in sample.edits
-        ]
-        _put_columns(host, ("edit_samples", "edit_tokens", "edit_penalties", "edit_shifts"), edits)
+        self._fill_edits(plan)
         _put(host, "entry", _ENTRY_FIELDS, plan.entries)
         _put(host, "delta", _DELTA_FIELDS, plan.page_deltas)
         first_draw = host["row_first_draw"]
@@ -187,6 +182,18 @@ class InputBuffer:
         if self._storage is not self._staging:
             self._storage.copy_(self._staging, non_blocking=True)
         return self.view
+
+    def _fill_edits(self, plan: BatchPlan) -> None:
+        host, start = self._host, 0
+        for number, sample in enumerate(plan.samples):
+            edits = sample.edits
+            if not edits.token_ids:
+                continue
+            part = slice(start, start := start + len(edits.token_ids))
+            host["edit_samples"][part] = number
+            host["edit_tokens"][part] = edits.token_ids
+            host["edit_penalties"][part] = edits.penalties
+            host["edit_shifts"][part] = edits.shifts
 
     def _fill_rows(self, plan: BatchPlan) -> None:
         host, start, rows = self._host, 0, []

@@ -50,9 +50,9 @@ STEP_MUTANTS = [
         (),
         (
             edit(
-                FILL,
-                "edits = [(number, edit.token_id",
-                "edits = [((number + 1) % len(plan.samples), edit.token_id",
+                "inputs:InputBuffer._fill_edits",
+                'host["edit_samples"][part] = number',
+                'host["edit_samples"][part] = (number + 1) % len(plan.samples)',
             ),
         ),
         "answers",

@@ -1,5 +1,6 @@
 """Bias and penalties as edits of logits: what the formula of docs/sampling.md says, of the request's own tokens only."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,8 @@ def rules_of(prompt=(1, 2), **params):
 
 
 def as_dict(edits):
-    return {edit.token_id: (edit.penalty, edit.shift) for edit in edits}
+    pairs = zip(edits.penalties, edits.shifts, strict=True)
+    return dict(zip(edits.token_ids, pairs, strict=True))
 
 
 def test_a_request_that_asks_for_nothing_has_no_rules():
@@ -44,9 +46,9 @@ def test_each_penalty_counts_what_it_says():
 def test_a_token_has_one_edit_which_adds_up_all_that_concerns_it(prompt, output, presence, frequency, bias, banned):
     params = {"presence_penalty": presence, "frequency_penalty": frequency, "repetition_penalty": 1.5}
     edits = rules_of(prompt, **params, logit_bias=bias).edits(output, banned)
-    assert [edit.token_id for edit in edits] == sorted({*prompt, *output, *bias, *banned})
-    for edit in edits:
-        token, count = edit.token_id, output.count(edit.token_id)
-        assert edit.penalty == (1.5 if token in prompt or count else 1.0)
+    assert sorted(edits.token_ids) == sorted({*prompt, *output, *bias, *banned})
+    for token, (penalty, found) in as_dict(edits).items():
+        count = output.count(token)
+        assert penalty == (1.5 if token in prompt or count else 1.0)
         shift = bias.get(token, 0.0) - presence * (count > 0) - frequency * count
-        assert edit.shift == (BANNED_LOGIT if token in banned else shift) or abs(edit.shift - shift) < 1e-9
+        assert found == pytest.approx(BANNED_LOGIT if token in banned else shift, abs=1e-9)

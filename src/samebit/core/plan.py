@@ -93,22 +93,22 @@ class CheckpointEntry(msgspec.Struct, frozen=True, array_like=True):
     tag: int
 
 
-class LogitEdit(msgspec.Struct, frozen=True, array_like=True):
-    """Before a draw the logit x of `token_id` becomes (x / `penalty` if x > 0 else x * `penalty`) + `shift`, in fp32.
+class LogitEdits(msgspec.Struct, frozen=True, array_like=True):
+    """Before a draw the logit x of each of `token_ids` becomes (x / penalty if x > 0 else x * penalty) + shift, in fp32.
 
-    Both numbers are rounded to fp32 first. A `shift` of BANNED_LOGIT bans the token.
+    Penalties and shifts, one for each token, are rounded to fp32 first. No token is named twice; a shift of BANNED_LOGIT bans one.
     """
 
-    token_id: int
-    penalty: float
-    shift: float
+    token_ids: list[int] = []
+    penalties: list[float] = []
+    shifts: list[float] = []
 
 
 class PlanSample(msgspec.Struct, frozen=True, array_like=True):
     """One logits row: the token after token `offset` of batch row `row` is drawn, or `target` is scored (prompt logprobs).
 
     A batch row with drafts draws after the token before them and after each of them, in order.
-    `edits` change the logits that the draw sees, at most one a token; logprobs are those of the raw logits all the same.
+    `edits` change the logits that the draw sees; logprobs are those of the raw logits all the same.
     """
 
     row: int
@@ -121,7 +121,7 @@ class PlanSample(msgspec.Struct, frozen=True, array_like=True):
     seed: int
     sample_index: int
     num_top: int
-    edits: list[LogitEdit] = []
+    edits: LogitEdits = LogitEdits()
 
 
 class PlanDraft(msgspec.Struct, frozen=True, array_like=True):

@@ -7,10 +7,10 @@ preemption have no part in it. Knows no sequence and no step.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Self
 
-from samebit.core.plan import BANNED_LOGIT, LogitEdit
+from samebit.core.plan import BANNED_LOGIT, LogitEdits
 from samebit.core.request import Request, SamplingParams
 
 
@@ -33,16 +33,20 @@ class LogitRules:
         self._counts_output = bool(self._presence or self._frequency or self._repetition != 1)
         self._prompt = frozenset(prompt) if self._repetition != 1 else frozenset[int]()
 
-    def edits(self, output: Sequence[int], banned: Iterable[int] = ()) -> list[LogitEdit]:
-        """The edits of the token behind `output`, the tokens drawn so far; `banned` ones are not drawn. By ascending id."""
-        shifts = dict(self._bias)
+    def edits(self, output: Sequence[int], banned: Iterable[int] = ()) -> LogitEdits:
+        """The edits of the token behind `output`, the tokens drawn so far; `banned` ones are not drawn."""
         counts = Counter(output) if self._counts_output else Counter[int]()
-        for token_id, count in counts.items():
-            shifts[token_id] = shifts.get(token_id, 0.0) - self._presence - self._frequency * count
-        for token_id in banned:
-            shifts[token_id] = BANNED_LOGIT
+        bias, presence, frequency = self._bias, self._presence, self._frequency
+        shifts = bias | {token: bias.get(token, 0.0) - presence - frequency * count for token, count in counts.items()}
+        shifts |= dict.fromkeys(banned, BANNED_LOGIT)
+        if self._repetition == 1:
+            return LogitEdits([*shifts], [1.0] * len(shifts), [*shifts.values()])
         repeated = self._prompt | counts.keys()
-        return [
-            LogitEdit(token_id, self._repetition if token_id in repeated else 1.0, shifts.get(token_id, 0.0))
-            for token_id in sorted(repeated | shifts.keys())
-        ]
+        shifts |= dict.fromkeys(repeated - shifts.keys(), 0.0)
+        penalties = [self._repetition if token in repeated else 1.0 for token in shifts]
+        return LogitEdits([*shifts], penalties, [*shifts.values()])
+
+
+def banning(token_ids: Collection[int]) -> LogitEdits:
+    """The edits of a draw of which all is left as it is but for `token_ids`, which are not drawn."""
+    return LogitEdits([*token_ids], [1.0] * len(token_ids), [BANNED_LOGIT] * len(token_ids))

@@ -14,7 +14,7 @@ from samebit.core.plan import (
     NO_SNAPSHOT,
     BatchPlan,
     CheckpointEntry,
-    LogitEdit,
+    LogitEdits,
     PlanDraft,
     PlanRow,
     PlanSample,
@@ -244,11 +244,13 @@ def _plan_samples(row: PlannedRow, number: int) -> list[PlanSample]:
     if not row.num_tokens:
         return []
     params = sequence.request.params
-    wanted: list[tuple[int, int, int, list[LogitEdit]]] = []
+    wanted: list[tuple[int, int, int, LogitEdits]] = []
     if params.prompt_logprobs is not None:
         first = max(start + 1, next_scored(sequence))
         last = min(end + 1, sequence.num_prompt)
-        wanted += [(i - 1 - start, sequence.token_ids[i], params.prompt_logprobs, []) for i in range(first, last)]
+        wanted += [
+            (i - 1 - start, sequence.token_ids[i], params.prompt_logprobs, LogitEdits()) for i in range(first, last)
+        ]
     if end == len(sequence.token_ids):
         for ahead in range(len(row.drafts) + 1):
             edits = sequence.logit_edits(row.drafts[:ahead])

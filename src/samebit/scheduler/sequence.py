@@ -7,10 +7,10 @@ from enum import Enum, auto
 
 import msgspec
 
-from samebit.core.plan import BANNED_LOGIT, LogitEdit
+from samebit.core.plan import LogitEdits
 from samebit.core.request import FinishReason, MissReason, Request, SpeculationCounts, TokenLogprobs
 from samebit.scheduler.drafts import AcceptanceEstimate
-from samebit.scheduler.edits import LogitRules
+from samebit.scheduler.edits import LogitRules, banning
 from samebit.speculative.host import Proposer
 from samebit.state.manager import SequenceState
 
@@ -82,12 +82,12 @@ class Sequence:
         """Output tokens so far."""
         return len(self.token_ids) - self.num_prompt
 
-    def logit_edits(self, guesses: list[int]) -> list[LogitEdit]:
+    def logit_edits(self, guesses: list[int]) -> LogitEdits:
         """What changes in the logits of the token behind all tokens and `guesses`."""
         params = self.request.params
         banned = self.stop_ids if self.num_output + len(guesses) < params.min_tokens else frozenset[int]()
         if self.rules is None:
-            return [LogitEdit(token_id, 1.0, BANNED_LOGIT) for token_id in sorted(banned)]
+            return banning(banned)
         return self.rules.edits([*self.token_ids[self.num_prompt :], *guesses], banned)
 
     def stop_after(self, token_id: int) -> tuple[FinishReason | None, int | None]:

@@ -62,7 +62,9 @@ def operation(
 
     Any, here and below: OpenAPI is JSON.
     """
-    content = {"text/plain": {"schema": {"type": "string"}}} if answer is None else _content(answer.__name__)
+    content: dict[str, Any] = (
+        {"text/plain": {"schema": {"type": "string"}}} if answer is None else _content(answer.__name__)
+    )
     if is_streamed:
         content["text/event-stream"] = {"schema": _SSE}
     codes = _ERRORS if body is not None else _GET_ERRORS
