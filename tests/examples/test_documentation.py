@@ -2,14 +2,18 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer.main
 
 from samebit import EngineConfig, SamplingParams
 from samebit.cli import app
+from samebit.cli.aliases import FIXED, RENAMED, REPLACED
+from samebit.core.request import MissReason
 from samebit.engine.metrics import ServerMetrics
 from samebit.server.app import create_app
+from samebit.server.operations_models import AbortBody, WeightsBody
 from samebit.server.request_models import (
     NEUTRAL,
     ChatBody,
@@ -48,9 +52,19 @@ def test_every_flag_of_generate_and_chat_is_told():
     assert (flags("generate") | flags("chat")) - shown == set()
 
 
+def test_every_flag_beside_a_server_and_of_other_servers_is_told():
+    told = words("operations.md")
+    assert (flags("run-batch") | flags("top") | flags("env")) - told == set()
+    assert {*RENAMED, *REPLACED, *FIXED} - told == set()
+
+
+def test_every_reason_of_a_miss_is_told():
+    assert set(get_args(MissReason)) - words("operations.md") == set()
+
+
 def test_no_flag_is_told_that_does_not_exist():
-    real = set().union(*(flags(command) for command in COMMANDS))
-    for page in ("serving.md", "offline.md", "quickstart.md"):
+    real = {*RENAMED, *REPLACED, *FIXED}.union(*(flags(command) for command in COMMANDS))
+    for page in ("serving.md", "operations.md", "security.md", "offline.md", "quickstart.md"):
         told = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (DOCS / page).read_text()))
         assert told, page
         assert told - real == set(), page
@@ -62,6 +76,11 @@ def test_no_flag_is_told_that_does_not_exist():
 )
 def test_every_field_of_a_body_is_told(model):
     assert set(model.model_fields) - words("serving.md") == set()
+
+
+@pytest.mark.parametrize("model", [AbortBody, WeightsBody])
+def test_every_field_of_an_operator_is_told(model):
+    assert set(model.model_fields) - words("serving.md") - words("operations.md") == set()
 
 
 def test_every_field_that_is_only_accepted_empty_is_told():
@@ -76,7 +95,8 @@ def test_every_setting_and_its_default_is_told(struct):
 def test_every_metric_is_told():
     told = words("serving.md")
     metrics = ServerMetrics("x")
-    metrics.set_engine_stats({"num_accepted_tokens_at_0": 1})
+    metrics.set_engine_stats({"num_accepted_tokens_at_0": 1, "misses_cold": 1}, 0.0)
+    metrics.refuse("queue_full", 1)
     names = {
         sample.name.removeprefix("samebit:")
         for metric in metrics.registry.collect()
@@ -85,7 +105,7 @@ def test_every_metric_is_told():
     }
     families = {m.name.removeprefix("samebit:") for m in metrics.registry.collect() if m.type == "histogram"}
     assert len(names) > 20
-    assert len(families) == 3
+    assert len(families) == 5
     assert (names | families) - told == set()
 
 

@@ -15,7 +15,7 @@ def guessing(tmp_path_factory):
     flags = ["--num-threads", "1", "--port", "0", "--cache-bytes", "200000000"]
     sglang = ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "5"]
     log = tmp_path_factory.mktemp("speculation") / "log"
-    with running([COMMAND, "serve", "nano", *flags, *sglang], log) as server:
+    with running([COMMAND, "serve", "nano", *flags, *sglang, "--metrics-compat", "vllm"], log) as server:
         yield server.wait_ready()
 
 
@@ -59,7 +59,8 @@ def test_metrics_have_the_names_that_dashboards_know(guessing):
     text = guessing.get("/metrics")[2]
 
     def value(name, labels=""):
-        return float(re.search(rf'^{name}{{model_name="nano"{labels}}} (\S+)$', text, re.MULTILINE)[1])
+        first = 'engine="0",' if name.startswith("vllm") else ""
+        return float(re.search(rf'^{name}{{{first}model_name="nano"{labels}}} (\S+)$', text, re.MULTILINE)[1])
 
     for prefix in ("samebit", "vllm"):
         rows = value(f"{prefix}:spec_decode_num_drafts_total")

@@ -5,8 +5,11 @@ from typing import Annotated
 
 import typer
 
+from samebit.cli.aliases import CommandWithAliases
+from samebit.cli.operating import env, run_batch, top
 from samebit.cli.proof import audit, bench
-from samebit.cli.serving import chat, generate, serve
+from samebit.cli.serve import serve
+from samebit.cli.serving import chat, generate
 from samebit.cli.training import train
 
 app = typer.Typer(
@@ -15,7 +18,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, generate, chat, audit):
+app.command(cls=CommandWithAliases)(serve)
+for command in (generate, chat, run_batch, top, audit, env):
     app.command()(command)
 app.add_typer(bench, name="bench")
 app.add_typer(train, name="train")

@@ -1,32 +1,22 @@
-"""serve, generate, chat: a model put to use. Each command loads what it needs when it runs."""
+"""generate, chat: a model put to use without a server. Each command loads what it needs when it runs."""
 
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from samebit.cli.flags import (
-    CacheBytes,
-    CheckpointInterval,
     Device,
     Dtype,
-    GpuMemory,
-    Graph,
     Kernels,
     MaxModelLen,
-    MaxNumBatchedTokens,
     MaxNumSeqs,
     MaxTokens,
     MinP,
     Model,
-    NumCheckpoints,
-    NumPages,
     NumThreads,
-    NumWindowPages,
-    PageSize,
-    PrefixCaching,
     Seed,
     Temperature,
     TopK,
@@ -36,121 +26,13 @@ from samebit.cli.flags import (
     plain_errors,
 )
 from samebit.cli.speculation import (
-    Algorithm,
-    DraftModel,
-    NumDraftTokens,
-    NumSteps,
     SpeculativeJson,
-    from_flags,
     from_json,
 )
 from samebit.core.errors import SamebitError
 
 if TYPE_CHECKING:
     from samebit.engine.conversation import Conversation
-
-LOG_LEVELS = ("debug", "info", "warning", "error")
-
-
-def _known_level(level: str) -> str:
-    if level not in LOG_LEVELS:
-        raise typer.BadParameter(f"{level!r} is not one of {', '.join(LOG_LEVELS)}", param_hint="--log-level")
-    return level
-
-
-Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
-Port = Annotated[int, typer.Option("--port", help="0 takes a free one.", min=0, max=65535)]
-ServedName = Annotated[str | None, typer.Option("--served-model-name", help="Name in the API (default: MODEL).")]
-SeedStream = Annotated[
-    int | None, typer.Option("--seed", help="Begins the seeds of requests without one (default: not foreseeable).")
-]
-ShutdownTimeout = Annotated[
-    float, typer.Option("--shutdown-timeout", help="Seconds for open requests after SIGTERM or Ctrl-C.", min=0)
-]
-MaxQueued = Annotated[int, typer.Option("--max-queued-requests", help="Waiting requests; more get a 503.", min=0)]
-MaxBody = Annotated[int, typer.Option("--max-body-bytes", help="Largest request body.", min=1)]
-LogLevel = Annotated[str, typer.Option("--log-level", help=", ".join(LOG_LEVELS), callback=_known_level)]
-
-
-def serve(
-    model: Model,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    served_model_name: ServedName = None,
-    max_model_len: MaxModelLen = None,
-    max_num_seqs: MaxNumSeqs = None,
-    max_num_batched_tokens: MaxNumBatchedTokens = None,
-    page_size: PageSize = None,
-    checkpoint_interval: CheckpointInterval = None,
-    num_pages: NumPages = None,
-    num_window_pages: NumWindowPages = None,
-    num_checkpoints: NumCheckpoints = None,
-    cache_bytes: CacheBytes = None,
-    gpu_memory_utilization: GpuMemory = None,
-    enable_prefix_caching: PrefixCaching = True,
-    num_threads: NumThreads = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    kernels: Kernels = None,
-    graph: Graph = None,
-    speculative_config: SpeculativeJson = None,
-    speculative_algorithm: Algorithm = None,
-    speculative_num_draft_tokens: NumDraftTokens = None,
-    speculative_num_steps: NumSteps = None,
-    speculative_draft_model_path: DraftModel = None,
-    seed: SeedStream = None,
-    shutdown_timeout: ShutdownTimeout = 30.0,
-    max_queued_requests: MaxQueued = 512,
-    max_body_bytes: MaxBody = 8 << 20,
-    log_level: LogLevel = "warning",
-) -> None:
-    """Serve MODEL over an OpenAI-compatible HTTP API."""
-    counts = (speculative_num_draft_tokens, speculative_num_steps)
-    options = {
-        "host": host,
-        "port": port,
-        "served_model_name": served_model_name,
-        "shutdown_timeout_s": shutdown_timeout,
-        "max_queued_requests": max_queued_requests,
-        "max_body_bytes": max_body_bytes,
-        "seed": seed,
-        "log_level": log_level,
-    }
-    status = _run_server(
-        options,
-        (speculative_config, speculative_algorithm, *counts, speculative_draft_model_path),
-        model=model,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        page_size=page_size,
-        checkpoint_interval=checkpoint_interval,
-        num_pages=num_pages,
-        num_window_pages=num_window_pages,
-        num_checkpoints=num_checkpoints,
-        cache_bytes=cache_bytes,
-        gpu_memory_utilization=gpu_memory_utilization,
-        enable_prefix_caching=enable_prefix_caching,
-        num_threads=num_threads,
-        device=device,
-        dtype=dtype,
-        kernels=kernels,
-        graph=graph,
-    )
-    raise typer.Exit(status)
-
-
-def _run_server(options: dict[str, Any], speculation: tuple[Any, ...], **settings: Any) -> int:
-    """Any: fields of ServeOptions and of EngineConfig, and what `from_flags` takes."""
-    from samebit.engine.launch import num_serving_threads  # noqa: PLC0415 - keeps help quick
-    from samebit.server.run import ServeOptions  # noqa: PLC0415 - keeps help quick
-    from samebit.server.run import serve as run  # noqa: PLC0415 - keeps help quick
-
-    if settings["num_threads"] is None:
-        settings["num_threads"] = num_serving_threads()
-    with plain_errors():
-        config = engine_config(**settings, speculative_config=from_flags(*speculation))
-        return run(config, ServeOptions(**options))
 
 
 def generate(

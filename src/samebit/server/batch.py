@@ -1,0 +1,248 @@
+"""Batches in OpenAI's JSON Lines format, answered by the server's own endpoints without a network.
+
+Knows files and the application. What is done is written at once, so a batch that was broken off can go on.
+"""
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import msgspec
+import uvloop
+from starlette.types import ASGIApp, Message
+
+from samebit.core.config import EngineConfig
+from samebit.core.errors import InvalidRequestError
+from samebit.engine.client import AsyncEngineClient
+from samebit.engine.launch import ENGINE_CLASS, start_engine
+from samebit.engine.metrics import ServerMetrics
+from samebit.engine.model_source import resolve_model
+from samebit.server.app import create_app
+from samebit.server.service import Service, Traffic
+from samebit.server.translate import Translator
+
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+
+_NO_LIMIT = 1 << 60
+_RESTARTS = 10
+_LOOK_S = 0.1
+_SERVER_ERROR = 500
+_UNAVAILABLE = 503
+
+
+class BatchRequest(msgspec.Struct, frozen=True):
+    """A line of the input."""
+
+    custom_id: str
+    url: str
+    body: msgspec.Raw
+    method: Literal["POST"] = "POST"
+
+
+class BatchAnswer(msgspec.Struct, frozen=True):
+    """What the endpoint answered; an error has a body, too."""
+
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class BatchResult(msgspec.Struct, frozen=True):
+    """A line of the output. Lines come as requests end, so `custom_id` tells which it belongs to."""
+
+    id: str
+    custom_id: str
+    response: BatchAnswer
+    error: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """Requests that were answered, that got an error, and that had been done before."""
+
+    num_answered: int
+    num_failed: int
+    num_done_before: int
+
+
+def run_batch(
+    config: EngineConfig,
+    source: Path,
+    target: Path,
+    *,
+    advance: Callable[[int, int], None],
+    served_model_name: str | None = None,
+    engine_class: str = ENGINE_CLASS,
+) -> BatchCounts:
+    """Answer the requests in `source` that `target` has no lasting answer to, and add the answers to `target`.
+
+    An answer lasts unless its status is 500 or more. `advance` is told how many are done, of how many, whenever that
+    changes. Raises InvalidRequestError with the number of a wrong line before anything is loaded, else as `start_engine`, and
+    EngineDeadError when the engine dies again and again.
+    """
+    requests = read_requests(source)
+    done = keep_done(target, {request.custom_id for request in requests})
+    left = [request for request in requests if request.custom_id not in done]
+    advance(len(done), len(requests))
+    num_failed = 0
+    if left:
+        with target.open("ab") as file, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            batch = _Batch(config, left, file, lambda count: advance(len(done) + count, len(requests)))
+            num_failed = runner.run(batch.run(served_model_name or config.model, engine_class))
+    return BatchCounts(len(left) - num_failed, num_failed, len(done))
+
+
+def read_requests(path: Path) -> list[BatchRequest]:
+    """The lines of a file; empty ones are passed over. Raises InvalidRequestError with the number of a wrong one."""
+    try:
+        rows = path.read_bytes().splitlines()
+    except OSError as error:
+        raise InvalidRequestError(f"{path}: {error.strerror}") from error
+    requests: dict[str, BatchRequest] = {}
+    for number, row in enumerate(rows, start=1):
+        if not row.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            request = msgspec.json.decode(row, type=BatchRequest)
+            is_stream = msgspec.json.decode(request.body, type=dict[str, object]).get("stream")
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidRequestError(f"{where}: {error}") from error
+        if request.url not in URLS:
+            raise InvalidRequestError(f"{where}: url={request.url!r}: must be one of {', '.join(URLS)}")
+        if is_stream:
+            raise InvalidRequestError(f"{where}: body.stream: an answer in a file is not streamed")
+        if request.custom_id in requests:
+            raise InvalidRequestError(f"{where}: custom_id={request.custom_id!r}: is there twice")
+        requests[request.custom_id] = request
+    return list(requests.values())
+
+
+def keep_done(path: Path, wanted: set[str]) -> set[str]:
+    """Names of those of `wanted` with a lasting answer in `path`, which keeps only these lines. Creates the file.
+
+    A line that was cut off when the last run ended is not one. Raises InvalidRequestError if the file cannot be written.
+    """
+    kept: dict[str, bytes] = {}
+    try:
+        path.open("ab").close()
+        for row in path.read_bytes().splitlines():
+            try:
+                result = msgspec.json.decode(row, type=BatchResult)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            if result.custom_id in wanted and result.response.status_code < _SERVER_ERROR:
+                kept[result.custom_id] = row + b"\n"
+        # Never a moment in which the answers are in no file.
+        beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+        beside.write_bytes(b"".join(kept.values()))
+        os.replace(beside, path)  # noqa: PTH105 - as a move over the file, whatever it is
+    except OSError as error:
+        raise InvalidRequestError(f"{path}: {error.strerror}") from error
+    return set(kept)
+
+
+class _Batch:
+    """Owner of one run: its requests, the file that answers go to, and how many there are."""
+
+    def __init__(
+        self, config: EngineConfig, requests: list[BatchRequest], file: BinaryIO, advance: Callable[[int], None]
+    ) -> None:
+        self._config = config
+        self._requests = iter(requests)
+        self._file = file
+        self._advance = advance
+        self._retrying = asyncio.Lock()
+        self._num_ended = 0
+        self._num_failed = 0
+
+    async def run(self, served_name: str, engine_class: str) -> int:
+        """Answer all; returns how many got an error."""
+        config = self._config
+        metrics = ServerMetrics(served_name)
+        async with start_engine(
+            config,
+            metrics,
+            max_open=_NO_LIMIT,
+            max_open_tokens=_NO_LIMIT,
+            max_restarts=_RESTARTS,
+            engine_class=engine_class,
+        ) as client:
+            translator = Translator(resolve_model(config.model), client.info, served_name)
+            service = Service(client, translator, metrics, Traffic(), config, int(time.time()), _NO_LIMIT)
+            app = create_app(service)
+            # Twice as many as run at once, so that none of them waits for this side.
+            workers = [asyncio.create_task(self._work(app, client)) for _ in range(2 * config.max_num_seqs)]
+            try:
+                await asyncio.gather(*workers)
+            finally:
+                for worker in workers:
+                    worker.cancel()
+        return self._num_failed
+
+    async def _work(self, app: ASGIApp, client: AsyncEngineClient) -> None:
+        for request in self._requests:
+            status, body = await ask(app, request.url, bytes(request.body))
+            if status == _UNAVAILABLE:
+                # The engine died, and one of the requests in it may be why: each is tried again without the others.
+                async with self._retrying:
+                    await _until_alive(client)
+                    status, body = await ask(app, request.url, bytes(request.body))
+            name = f"batch_req_{secrets.token_hex(12)}"
+            result = BatchResult(name, request.custom_id, BatchAnswer(status, name, msgspec.Raw(body)))
+            self._file.write(msgspec.json.encode(result) + b"\n")
+            self._file.flush()
+            self._num_ended += 1
+            self._num_failed += status >= 400
+            self._advance(self._num_ended)
+
+
+async def _until_alive(client: AsyncEngineClient) -> None:
+    """Return when there is an engine again; raise what it died of if there will be none."""
+    death = asyncio.create_task(client.wait_dead())
+    try:
+        while client.is_dead:
+            await asyncio.wait([death], timeout=_LOOK_S)
+            if death.done():
+                raise death.result()
+    finally:
+        death.cancel()
+
+
+async def ask(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
+    """Status and body of what `app` answers to a POST."""
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())],
+    }
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+    status, chunks = 0, []
+
+    async def receive() -> Message:
+        for message in messages:
+            return message
+        await asyncio.Event().wait()  # nobody hangs up
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        else:
+            chunks.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    return status, b"".join(chunks)
