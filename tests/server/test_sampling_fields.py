@@ -75,3 +75,23 @@ def test_a_priority_changes_no_answer(server):
     plain = server.complete(CODE, seed=3)["choices"]
     assert server.complete(CODE, seed=3, priority=7)["choices"] == plain
     assert server.complete(CODE, seed=3, priority=-7)["choices"] == plain
+
+
+def test_a_client_can_name_its_answers_even_twice_and_end_them_by_that_name(server):
+    body = {"prompt": CODE, "max_tokens": 4000, "ignore_eos": True, "stream": True, "seed": 1}
+    with server.raw_stream({**body, "rid": "mine"}) as one, server.raw_stream({**body, "request_id": "mine"}) as two:
+        assert b'"id":"mine"' in one.recv(4096) + one.recv(4096)
+        assert b'"id":"mine"' in two.recv(4096) + two.recv(4096)
+        assert server.post("/abort_request", {"rid": "mine"})[2] == {"num_aborted": 2}
+        assert server.post("/abort_request", {"rid": "mine"})[2] == {"num_aborted": 0}
+    server.until(lambda: server.stat("num_running") == 0)
+
+
+def test_a_prompt_can_be_cut_to_its_last_tokens(server):
+    asked = {"seed": 1, "max_tokens": 4, "return_token_ids": True}
+    whole = server.complete(CODE * 3, **asked)["choices"][0]["prompt_token_ids"]
+    cut = server.complete(CODE * 3, **asked, truncate_prompt_tokens=5)["choices"][0]
+    assert cut["prompt_token_ids"] == whole[-5:]
+    assert cut["token_ids"] == server.complete(whole[-5:], **asked)["choices"][0]["token_ids"]
+    fitting = server.complete(CODE * 3000, **asked, truncate_prompt_tokens=-1)["usage"]
+    assert fitting["total_tokens"] == 8192

@@ -14,7 +14,6 @@ import pytest
 
 from tests.server.driver import COMMAND, running
 
-PATHS = "^/(v1/(chat|completions|responses|models)|tokenize|detokenize)"
 PROGRAM = shutil.which("schemathesis", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
 
 
@@ -24,10 +23,11 @@ def test_schemathesis_finds_no_server_error_and_no_undocumented_answer(tmp_path)
     with running([COMMAND, "serve", "nano", *flags], tmp_path / "log") as server:
         server.wait_ready()
         document = f"http://{server.host}:{server.port}/openapi.json"
-        options = ["--include-path-regex", PATHS, "--exclude-checks", "positive_data_acceptance"]
+        options = ["--exclude-checks", "positive_data_acceptance"]
         run = [PROGRAM, "run", document, *options, "--max-examples", "20", "--seed", "1", "--no-color"]
         ended = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
         assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr
-        assert "✅ 7 passed" in ended.stdout, ended.stdout
+        num_operations = sum(map(len, server.get("/openapi.json")[2]["paths"].values()))
+        assert f"✅ {num_operations} passed" in ended.stdout, ended.stdout
         assert server.process.poll() is None
         assert "Traceback" not in server.log, server.log

@@ -49,6 +49,7 @@ class _OpenRequest:
     stream: OutputStream
     arrived_s: float
     num_prompt_tokens: int
+    answer_id: str
     first_token_s: float | None = None
     last_token_s: float | None = None
     num_tokens: int = 0
@@ -153,8 +154,10 @@ class AsyncEngineClient:
                 f"{count} samples in all (prompts times n): at most {self.max_open} can be open at once", param="n"
             )
 
-    def submit(self, requests: Sequence[Request]) -> OutputStream:
+    def submit(self, requests: Sequence[Request], answer_id: str | None = None) -> OutputStream:
         """Hand `requests` to the engine, all or none; their outputs come from the stream.
+
+        `answer_id`: what `cancel` knows them by (None: each's own name up to its last hyphen). It may be in use already.
 
         Raises EngineDeadError, OverloadedError if they do not fit now, and InvalidRequestError if
         they never will. The stream must be closed, best by `with`.
@@ -167,7 +170,8 @@ class AsyncEngineClient:
         for request in requests:
             assert request.request_id not in self._open, "request ids are never used twice"
             size = len(request.prompt_token_ids)
-            self._open[request.request_id] = _OpenRequest(stream, now, size)
+            name = request.request_id.rpartition("-")[0] if answer_id is None else answer_id
+            self._open[request.request_id] = _OpenRequest(stream, now, size, name)
             self._num_open_tokens += size
             self._send(Submit(request))
         if self._open:
@@ -183,7 +187,7 @@ class AsyncEngineClient:
 
     def cancel(self, answer_id: str | None) -> int:
         """End the requests of an answer, or all (None): whoever reads them gets a finish reason of "abort". Returns how many."""
-        names = [name for name in self._open if answer_id in (None, name, name.rpartition("-")[0])]
+        names = [name for name, entry in self._open.items() if answer_id in (None, name, entry.answer_id)]
         entries = [self._open[name] for name in names]
         self.abort(names)
         for name, entry in zip(names, entries, strict=True):

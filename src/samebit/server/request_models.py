@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 # A body may hold millions of items; the first wrong one is enough.
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
+AnswerId = Annotated[str, Field(min_length=1, max_length=128)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 
 # The only values that are accepted of fields whose work is not done here: those that ask for nothing.
@@ -109,6 +110,8 @@ class SharedBody(Body):
     skip_special_tokens: bool | None = None
     speculation: bool | None = None
     stream: bool | None = None
+    rid: AnswerId | None = None
+    request_id: AnswerId | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
     priority: Whole | None = None
     return_cached_tokens_details: bool | None = None
@@ -128,6 +131,7 @@ class _ChoicesBody(SharedBody):
     n: Whole | None = None
     max_tokens: Whole | None = None
     prompt_logprobs: Whole | None = None
+    truncate_prompt_tokens: Whole | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_progress: bool | None = None

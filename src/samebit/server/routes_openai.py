@@ -102,7 +102,7 @@ class OpenAIRoutes:
 
     async def _answer(self, request: Request, job: Job, answer: Answer | ResponseAnswer) -> Response:
         self._service.check_open()
-        stream = self._client.submit(job.requests)
+        stream = self._client.submit(job.requests, job.id)
         self._service.traffic.open()
         keeps_open = False
         try:

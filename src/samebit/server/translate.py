@@ -190,11 +190,15 @@ class Translator:
     ) -> Job:
         if body.stream_options is not None and not body.stream:
             raise InvalidRequestError("stream_options: needs stream=true", param="stream_options")
-        job_id = f"{prefix}-{secrets.token_hex(12)}"
+        if body.rid is not None and body.request_id not in (None, body.rid):
+            raise InvalidRequestError("rid and request_id differ: send one", param="rid")
+        # The engine's names are never used twice, whatever clients call their answers.
+        own_id = f"{prefix}-{secrets.token_hex(12)}"
+        prompts = [prompt[-self._kept(body, params) :] for prompt in prompts]
         seed = self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed
         requests = [
             Request(
-                request_id=f"{job_id}-{prompt_index * params.n + sample_index}",
+                request_id=f"{own_id}-{prompt_index * params.n + sample_index}",
                 prompt_token_ids=prompt,
                 params=params,
                 seed=seed,
@@ -209,7 +213,7 @@ class Translator:
             for sample_index in range(params.n)
         ]
         return Job(
-            id=job_id,
+            id=body.rid or body.request_id or own_id,
             created=int(time.time()),
             seed=seed,
             requests=tuple(requests),
@@ -223,6 +227,20 @@ class Translator:
             echo=echo,
             is_scoring=is_scoring,
         )
+
+    def _kept(self, body: Body, params: SamplingParams) -> int:
+        """How many of a prompt's last tokens are taken; 0: all."""
+        wanted = body.truncate_prompt_tokens
+        if wanted is None:
+            return 0
+        if wanted == -1:
+            return max(1, self._info.max_length - (params.max_tokens or 1))
+        if wanted < 1:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens={wanted}: must be at least 1, or -1 for as many as fit",
+                param="truncate_prompt_tokens",
+            )
+        return wanted
 
     def _encode_all(self, body: CompletionBody) -> list[list[int]]:
         prompt = body.prompt
