@@ -84,3 +84,10 @@ def test_logprobs_do_not_know_of_rules(cold):
     whole = [*PROMPT, *ruled.token_ids]
     scored = cold(make_request("b", whole, prompt_logprobs=3, max_tokens=1)).prompt_logprobs
     assert scored[-len(ruled.token_ids) :] == ruled.logprobs
+
+
+def test_rules_hold_in_recorded_steps(make_engine, cold):
+    engine = make_engine(graph="trace", schedule=Schedule(pad_tokens=1, pad_rows=2))
+    requests = requests_with_rules(temperature=0.9)
+    results = run(engine, requests)
+    assert all(results[request.request_id] == cold(request) for request in requests)
