@@ -134,6 +134,23 @@ def test_an_engine_without_a_parent_ends(start):
     server.until(lambda: not is_running(engine))
 
 
+@pytest.mark.parametrize("line", ["loading", "serving"])
+def test_a_killed_server_leaves_no_temporary_files(tmp_path, monkeypatch, line):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    with running(fake_arguments(), tmp_path / "log") as server:
+        server.until(lambda: line in server.log and children(server.process.pid))
+        engines = children(server.process.pid)
+        server.process.kill()
+        server.process.wait()
+        server.until(lambda: not any(map(is_running, engines)))
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def is_running(pid):
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]

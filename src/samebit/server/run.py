@@ -5,6 +5,7 @@ Knows when things start and stop. Does not know endpoints or messages.
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 import sys
@@ -67,6 +68,7 @@ def serve(config: EngineConfig, options: ServeOptions) -> int:
     Raises ConfigError or ModelError if serving cannot begin. A second signal ends open requests at once.
     """
     config.validate()
+    _allow_connections()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Run(config, options).main())
 
@@ -208,6 +210,13 @@ async def _first_of(*waits: Awaitable[object]) -> None:
         for task, wait in zip(tasks, waits, strict=True):
             if task is not wait:
                 task.cancel()
+
+
+def _allow_connections() -> None:
+    """As many open files, and so connections, as this user may have: the usual limit is below what a server holds."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _keys(options: ServeOptions, listener: socket.socket) -> Keys:
