@@ -38,6 +38,14 @@ def test_a_long_chat_is_rendered_outside_the_event_loop(fields, monkeypatch):
     assert threading.main_thread() not in threads
 
 
+@pytest.mark.parametrize(("wanted", "kept"), [(None, 100), (7, 7), (200, 100), (-1, 54)])
+def test_a_prompt_is_cut_to_what_is_wanted_or_what_fits(wanted, kept):
+    translator = Translator(resolve_model("nano"), INFO, "nano")
+    body = CompletionBody(prompt=list(range(100)), max_tokens=10, truncate_prompt_tokens=wanted)
+    job = asyncio.run(translator.complete(body))
+    assert job.requests[0].prompt_token_ids == list(range(100))[-kept:]
+
+
 @pytest.mark.parametrize(
     ("prompt", "number"), [("text", 1), ("", 1), ([1, 2, 3], 1), (["a", "b"], 2), ([[1], [2], [3]], 3), ([], 0)]
 )
