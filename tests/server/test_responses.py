@@ -13,6 +13,7 @@ def test_a_response_is_the_chat_answer_in_another_shape(client):
     assert response.output_text == chat.choices[0].message.content
     assert "4821" in response.output_text
     assert response.status == "completed"
+    assert response.id.startswith("resp-")
     assert response.usage.input_tokens == chat.usage.prompt_tokens
     assert response.usage.output_tokens == chat.usage.completion_tokens
     assert response.usage.total_tokens == chat.usage.total_tokens
