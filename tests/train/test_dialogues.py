@@ -168,7 +168,7 @@ def test_an_object_about_a_thing_holds_the_values_that_were_stated_last(data):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_correction_changes_the_value_and_at_times_names_the_one_before(data, seed):
     now, changed, named = {}, 0, 0
-    for _, text, told in events(data, *writer(data, seed).dialogue(8000)):
+    for _, text, told in events(data, *writer(data, seed).dialogue(16000)):
         if told and told[0] in now:
             old = now[told[0]]
             assert told[1] != old

@@ -22,17 +22,18 @@ def size_pools(
     layout: StateLayout,
     model_max_length: int,
     max_drafts: int = 0,
-    cache_bytes: int = DEFAULT_CACHE_BYTES,
+    cache_bytes: int | None = None,
     available: int | None = None,
 ) -> tuple[StateGeometry, int]:
     """The geometry of all pools, and the most tokens that one request can have; a step verifies at most `max_drafts` guesses.
 
-    `cache_bytes` sizes what the settings do not; `available`: bytes that all pools must fit (None: what this machine has free).
+    `cache_bytes` sizes what the settings do not (None: the setting of that name, or a gibibyte); `available`: bytes that all pools must fit (None: what this machine has free).
     Raises ConfigError naming the setting that does not fit.
     """
     if config.max_model_len is not None and config.max_model_len > model_max_length:
         raise ConfigError(f"max_model_len={config.max_model_len}: the model's limit is {model_max_length}")
     length = config.max_model_len or model_max_length
+    cache_bytes = cache_bytes or config.cache_bytes or DEFAULT_CACHE_BYTES
     num_checkpoints = config.num_checkpoints or _affordable_checkpoints(config, layout, cache_bytes)
     num_pages = tuple(
         _num_pages(config, layout, group, length, num_checkpoints, cache_bytes) for group in layout.groups

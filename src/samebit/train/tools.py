@@ -86,12 +86,33 @@ _VERBS = (
     "hide import inspect list load lock log make merge move open order pause pin plan prepare print publish read rename repeat reset "
     "restore review save schedule search send set share show sort start stop submit sync tag track update upload validate verify"
 ).split()
-_INVENTED_SHARE = 0.4
+_INVENTED_SHARE, _LOOSE_SHARE = 0.4, 0.3
+_LOOSE_WORDS = (
+    "again ago ahead all along also always and any around as ask at away back be because before begin best better bring but by call can "
+    "care come could day deal do done down early else enough even ever every far feel few find first follow for from full give glad go "
+    "good great had half hand hard have help here high how idea if in it job just keep kind know last late lead leave let like line "
+    "little long look lot make many matter maybe me mean might mind more most move much must near need never new next nice no not now of "
+    "off often on once one only or other our out over own part place plan point quick quite rather ready really right round same see "
+    "should show side since so some soon sort start step still such sure take talk tell than that then there thing think this though "
+    "time to today together too try turn under until up us use very wait want way we week well what when where which while who why will "
+    "wish with work world would year yes yet you your"
+).split()
 _RESULTS = ("done", "ok", "queued", "accepted", "finished", "not found")
+
+
+def _loose(rng: random.Random) -> str:
+    """A request in words that mean little: what is to be done, and with what, has to be enough."""
+    before, between = (" ".join(rng.choices(_LOOSE_WORDS, k=rng.randrange(least, 5))) for least in (1, 0))
+    joint = rng.choice((" ", ". ", ", ", ": ", "; "))
+    return capital(
+        f"{before} {{do}}{joint}{between + ' ' if between else ''}{{with}}{rng.choice(('.', '.', '?', '!'))}"
+    )
 
 
 def _framed(rng: random.Random, forms: Forms) -> str:
     """A question as training dialogues ask it, with what may stand around it."""
+    if rng.random() < _LOOSE_SHARE:
+        return _loose(rng)
     start = rng.choice(OPENINGS) if rng.random() < 0.15 else ""
     return start + remarked(rng, capital(forms.draw(rng)), CLOSINGS, 0.08)
 
