@@ -164,6 +164,8 @@ class InputBuffer:
             self._host[name].fill(_INERT.get(name, 0))
             views[name] = self._storage[part].view(_dtype(name))
         self._inert = self._staging.clone()
+        if on_device:
+            self._storage.copy_(self._staging)
         self.view = StaticInputs(**views)
 
     def fill(self, plan: BatchPlan) -> StaticInputs:

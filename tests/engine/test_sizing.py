@@ -44,6 +44,15 @@ def test_pools_that_cannot_fit_are_refused_before_anything_is_allocated(settings
         size_pools(EngineConfig(**settings), LAYOUT, 4096)
 
 
+def test_what_capped_checkpoints_leave_of_the_budget_is_for_pages():
+    config = EngineConfig(max_num_seqs=200, max_num_batched_tokens=200)
+    budget = 1 << 28
+    geometry, _ = size_pools(config, LAYOUT, 1 << 20, 0, budget, 1 << 40)
+    assert geometry.num_snapshots == 1024
+    page = config.page_size * LAYOUT.groups[1].width * LAYOUT.element_bytes
+    assert budget * 0.9 < geometry.num_pages[1] * page < budget
+
+
 def test_a_short_pool_limits_requests_unless_a_length_was_asked_for():
     small = {"num_pages": 10, "num_window_pages": 20, "num_checkpoints": 2}
     assert size_pools(EngineConfig(**small), LAYOUT, 4096)[1] == 160

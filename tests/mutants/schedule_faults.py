@@ -6,6 +6,7 @@ from tests.mutants.edits import Mutant, edit
 
 SCHEDULER = "scheduler.scheduler:Scheduler."
 PLANNING = "scheduler.planning:"
+SEQUENCE = "scheduler.sequence:Sequence."
 OUTPUT = "engine.output:OutputProcessor."
 
 SCHEDULE_MUTANTS = [
@@ -145,9 +146,9 @@ SCHEDULE_MUTANTS = [
         (),
         (
             edit(
-                PLANNING + "_plan_samples",
-                "if sequence.num_output + ahead < params.min_tokens else []",
-                "if sequence.num_output + ahead <= params.min_tokens else []",
+                SEQUENCE + "logit_edits",
+                "if self.num_output + len(guesses) < params.min_tokens",
+                "if self.num_output + len(guesses) <= params.min_tokens",
             ),
         ),
         "answers",

@@ -14,6 +14,7 @@ ACCEPT = "kernels.sets:KernelSet.accept"
 COMMIT = "scheduler.scheduler:Scheduler._commit_row"
 SCHEDULER = "scheduler.scheduler:Scheduler."
 PLANNING = "scheduler.planning:"
+SEQUENCE = "scheduler.sequence:Sequence."
 
 
 def compare_with_the_next_row(original, kernels, drawn, index, length, next_token, max_drafts):
@@ -222,8 +223,8 @@ SPECULATION_MUTANTS = [
         (
             edit(
                 PLANNING + "_plan_samples",
-                "if sequence.num_output + ahead < params.min_tokens else []",
-                "if sequence.num_output + len(row.drafts) < params.min_tokens else []",
+                "sequence.logit_edits(row.drafts[:ahead])",
+                "sequence.logit_edits(row.drafts)",
             ),
         ),
         "guesses",
@@ -235,9 +236,9 @@ SPECULATION_MUTANTS = [
         (),
         (
             edit(
-                PLANNING + "_plan_samples",
-                "if sequence.num_output + ahead < params.min_tokens else []",
-                "if not ahead and sequence.num_output < params.min_tokens else []",
+                SEQUENCE + "logit_edits",
+                "if self.num_output + len(guesses) < params.min_tokens",
+                "if not guesses and self.num_output < params.min_tokens",
             ),
         ),
         "guesses",
@@ -249,9 +250,9 @@ SPECULATION_MUTANTS = [
         (),
         (
             edit(
-                PLANNING + "_plan_samples",
-                "if sequence.num_output + ahead < params.min_tokens else []",
-                "if sequence.num_output < params.min_tokens else []",
+                SEQUENCE + "logit_edits",
+                "if self.num_output + len(guesses) < params.min_tokens",
+                "if self.num_output < params.min_tokens",
             ),
         ),
         "guesses",

@@ -47,7 +47,7 @@ def test_a_step_that_wants_more_than_any_bucket_has_fits_none():
     buckets = ladder(geometry(4), 64, is_drafting=False)
     plain = Bucket(4, 4, 4, 0, 0, 0, 0, 0)
     assert first_that_holds(plain, buckets) is not None
-    for extra in ({"top": 1}, {"bans": 1}, {"tokens": 65}, {"rows": 5}, {"drafts": 1}):
+    for extra in ({"top": 1}, {"edits": 1}, {"tokens": 65}, {"rows": 5}, {"drafts": 1}):
         assert first_that_holds(replace(plain, **extra), buckets) is None, extra
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +21,7 @@ from samebit.engine.sizing import DEFAULT_CACHE_BYTES, size_pools
 from samebit.models.checkpoint import read_json
 from samebit.runner.ladder import ladder
 from samebit.runner.runner import LocalRunner
-from samebit.runner.step import Speculation
+from samebit.runner.step import LOGITS_SLICE, Speculation
 from samebit.state.pools import StatePools
 
 _log = logging.getLogger(__name__)
@@ -108,6 +109,17 @@ def tell_memory(memory: Mapping[str, int], device: torch.device) -> None:
         sys.stderr.write(f"{table}\n")
 
 
+def is_lost(device: torch.device) -> bool:
+    """Whether nothing can run on `device` any more in this process, as after a kernel that read where it must not."""
+    if device.type == "cpu":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
+
+
 def free_bytes(device: torch.device) -> int:
     """Memory of `device` that nobody uses."""
     return psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
@@ -116,8 +128,8 @@ def free_bytes(device: torch.device) -> int:
 def cache_budget(config: EngineConfig, loaded: Loaded, max_drafts: int, device: torch.device) -> int:
     """Bytes to size the pools by: those asked for, or on a GPU what the weights and the largest step leave of its share.
 
-    A step's memory does not depend on what is in it, so a step of no rows tells how much it takes. Raises ConfigError if nothing
-    is left.
+    A step's memory depends on its sizes and not on what is in it, so a step of no rows tells how much the largest takes. Raises
+    ConfigError if nothing is left.
     """
     if config.cache_bytes is not None:
         return config.cache_bytes
@@ -128,12 +140,14 @@ def cache_budget(config: EngineConfig, loaded: Loaded, max_drafts: int, device: 
     small = msgspec.structs.replace(
         config, num_pages=-(-length // config.page_size), num_window_pages=None, num_checkpoints=config.max_num_seqs
     )
-    geometry, _ = size_pools(small, layout, loaded.model.max_length, max_drafts, 1)
+    geometry, _ = size_pools(small, layout, loaded.model.max_length, max_drafts, 1, free_bytes(device))
     pools = StatePools(geometry, device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     largest = ladder(geometry, config.max_num_batched_tokens, is_drafting=loaded.drafter is not None)[-1]
-    make_runner(msgspec.structs.replace(config, graph="eager"), loaded, pools, device).run_inert(largest)
+    # A step that fits no graph may want more: as many logits as exist at once, edited, and other likely tokens.
+    wordy = replace(largest, samples=max(largest.samples, min(LOGITS_SLICE, largest.tokens)), edits=1, top=1)
+    make_runner(msgspec.structs.replace(config, graph="eager"), loaded, pools, device).run_inert(wordy)
     workspace = _WORKSPACES * (torch.cuda.max_memory_allocated(device) - before)
     del pools
     torch.cuda.empty_cache()

@@ -9,13 +9,14 @@ import msgspec
 import torch
 
 from samebit.core.config import EngineConfig
-from samebit.core.errors import InvalidRequestError
+from samebit.core.errors import ConfigError, InvalidRequestError
 from samebit.core.request import EngineInfo, EngineOutput, Request
 from samebit.engine.device import (
     cache_budget,
     capture_graphs,
     device_memory,
     free_bytes,
+    is_lost,
     make_runner,
     settled,
     tell_memory,
@@ -133,6 +134,10 @@ class Engine:
         Raises ConfigError or ModelError when they cannot be served, and then the old ones are.
         """
         assert not self.has_work, "weights do not change under a request"
+        if self._device.type != "cpu":
+            raise ConfigError(
+                f"model={model!r}: weights are not updated on a GPU, whose memory holds one model; restart instead"
+            )
         config, folder = self._config, resolve_model(model)
         loaded = load_again(config, folder, self._device, self._loaded)
         profile = numerics_profile(config, loaded.kernels)
@@ -157,7 +162,7 @@ class Engine:
             self._totals["failed_steps"] += 1
             message = f"step {plan.step} failed: {type(error).__name__}: {error}"
             failed = [self._outputs.process(progress) for progress in self.scheduler.fail(message)]
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception) or is_lost(self._device):
                 raise  # the whole program is to end, or to go on elsewhere
             return failed
         return [self._deliver(progress) for progress in self.scheduler.commit(output)]

@@ -45,7 +45,11 @@ def load(config: EngineConfig, folder: Path, device: torch.device) -> Loaded:
     kernels = _select_kernels(config, device)
     loaded = _load_with(config, folder, kernels, device)
     shapes = loaded.model.linear_shapes() | (loaded.drafter.linear_shapes() if loaded.drafter else set())
-    failures = [] if kernels.name == TORCH_SET else certify(kernels, shapes, device=device)
+    failures = (
+        []
+        if kernels.name == TORCH_SET
+        else certify(kernels, shapes, device=device, budget_seconds=0.5 if device.type == "cpu" else 5.0)
+    )
     if not failures:
         return loaded
     if device.type != "cpu":

@@ -87,14 +87,17 @@ def _live_window_pages(config: EngineConfig, group: PageGroup) -> int:
     return config.max_num_seqs * per_sequence + -(-config.max_num_batched_tokens // config.page_size)
 
 
-def _affordable_checkpoints(config: EngineConfig, layout: StateLayout, cache_bytes: int) -> int:
-    """Checkpoints that fit half of the budget together with their windows; at least one a running sequence."""
+def _checkpoint_bytes(config: EngineConfig, layout: StateLayout) -> int:
+    """Bytes of a checkpoint: its rows, and the window pages that it owns."""
     windows = [group for group in layout.groups if group.window is not None]
     row_bytes = sum(stream.width for stream in layout.streams) * layout.element_bytes
-    each = layout.history * row_bytes
-    each += sum(
-        _window_pages(group, config.page_size) * _page_bytes(layout, group, config.page_size) for group in windows
-    )
+    pages = (_window_pages(group, config.page_size) * _page_bytes(layout, group, config.page_size) for group in windows)
+    return layout.history * row_bytes + sum(pages)
+
+
+def _affordable_checkpoints(config: EngineConfig, layout: StateLayout, cache_bytes: int) -> int:
+    """Checkpoints that fit half of the budget; at least one a running sequence."""
+    each = _checkpoint_bytes(config, layout)
     return max(config.max_num_seqs, min(_MAX_CHECKPOINTS, cache_bytes // 2 // max(each, 1)))
 
 
@@ -112,6 +115,8 @@ def _num_pages(
         return config.num_window_pages or wanted
     if config.num_pages is not None:
         return config.num_pages
-    affordable = cache_bytes // 2 // _page_bytes(layout, group, config.page_size)
+    # Half of the budget, and what the checkpoints leave of theirs.
+    left = max(cache_bytes // 2, cache_bytes - num_checkpoints * _checkpoint_bytes(config, layout))
+    affordable = left // _page_bytes(layout, group, config.page_size)
     # Twice what running sequences can use leaves as much for the prefix cache; more than that is seldom touched.
     return max(2, min(affordable, 2 * config.max_num_seqs * per_sequence))

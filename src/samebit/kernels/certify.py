@@ -14,8 +14,10 @@ from samebit.kernels.sets import KernelSet
 from samebit.kernels.values import Packed
 
 ROW_COUNTS = (2, 3, 5, 8, 16, 17, 33, 66)
+GPU_ROW_COUNTS = (*ROW_COUNTS, 129, 300)
 FEW_ROW_COUNTS = (3, 17)
 MAX_WEIGHTS = 1 << 16
+GPU_MAX_WEIGHTS = 1 << 26
 _CPU = torch.device("cpu")
 
 
@@ -39,17 +41,18 @@ def certify(
 ) -> list[Failure]:
     """The failures of ``kernels.linear`` over ``shapes`` of (N, K), at most one for each; empty means certified.
 
-    Row counts, places and thread counts are compared with one-row products. N is cut to keep a weight small: a column's
-    bits do not depend on how many there are. When the time budget is used up, the remaining shapes are checked with few
+    Row counts, places and thread counts are compared with one-row products. On a CPU N is cut to keep a weight small: a column's
+    bits do not depend on how many there are. On a GPU it is not, because tiles depend on N. When the time budget is used up, the remaining shapes are checked with few
     rows. The torch set needs no certificate: its products are exact. Give failing shapes to ``KernelSet.without``.
     """
     deadline = time.perf_counter() + budget_seconds
     generator = torch.Generator().manual_seed(0)
     failures = []
     for num_out, num_in in sorted(set(shapes)):
-        columns = max(1, min(num_out, MAX_WEIGHTS // num_in))
+        columns = max(1, min(num_out, (MAX_WEIGHTS if device.type == "cpu" else GPU_MAX_WEIGHTS) // num_in))
         weight = torch.randn(columns, num_in, generator=generator).to(dtype).to(device)
-        counts = ROW_COUNTS if time.perf_counter() < deadline else FEW_ROW_COUNTS
+        many = ROW_COUNTS if device.type == "cpu" else GPU_ROW_COUNTS
+        counts = many if time.perf_counter() < deadline else FEW_ROW_COUNTS
         x = torch.randn(max(counts), num_in, generator=generator).to(device)
         found = _first_failure(kernels, kernels.pack_linear(weight), x, counts)
         if found is not None:

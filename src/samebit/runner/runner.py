@@ -110,7 +110,7 @@ class LocalRunner:
             self._pools.wipe(plan.retired)
             program = self._captured_program(bucket)
             if program is None:
-                program = self._program(bucket.rounded_up() if self._graph == "trace" else bucket)
+                program = self._program(bucket if self._graph == "eager" else bucket.rounded_up())
             program.buffers.fill(plan)
             return _read_back(plan, on_host(program.run()))
 

@@ -82,7 +82,7 @@ class ResponseAnswer:
         yield self._event(f"response.{response.status}", response=response)
 
     def _ended(self, output: EngineOutput) -> ResponseObject:
-        status: ResponseStatus = "incomplete" if output.finish_reason == "length" else "completed"
+        status: ResponseStatus = "completed" if output.finish_reason == "stop" else "incomplete"
         text = OutputText(text=output.text, logprobs=self._logprobs(output))
         usage = self._accounts.usage()
         return msgspec.structs.replace(

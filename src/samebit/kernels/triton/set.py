@@ -1,7 +1,9 @@
 """The set for CUDA devices, put together from its families. Knows which kernels there are, and what their bits depend on."""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,8 +70,8 @@ def make_library_rows(
     found: dict[torch.Size, frozenset[int]] = {}
 
     def library_rows(weight: Tensor) -> frozenset[int]:
-        # Where the weight is narrower than activations, the library would widen it anew for each product.
-        if launch.IS_INTERPRETED or weight.dtype is not activation:
+        # fp32 products of a library follow a switch of torch that anybody may turn.
+        if launch.IS_INTERPRETED or not weight.dtype is activation is torch.bfloat16:
             return frozenset()
         if weight.shape not in found:
             wanted = [count for count in counts if count * weight.shape[0] <= _MOST_RESULTS]
@@ -83,7 +85,10 @@ def make_library_rows(
 
 def describe(device: torch.device) -> Mapping[str, str]:
     """What the numerics profile records of this set."""
-    found = {"triton": str(triton.__version__)}
+    digest = hashlib.blake2b(digest_size=8)
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    found = {"triton": str(triton.__version__), "build": digest.hexdigest()}
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         found |= {"gpu": torch.cuda.get_device_name(device), "compute_capability": f"{major}.{minor}"}
