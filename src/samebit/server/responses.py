@@ -38,7 +38,7 @@ class ResponseAnswer:
         self._model = model
         self._fingerprint = info.system_fingerprint
         self._accounts = Accounts(job, info)
-        self._item_id = "msg-" + job.id.partition("-")[2]
+        self._item_id = f"msg-{job.requests[0].request_id}"
         self._num_events = 0
 
     async def whole(self, outputs: AsyncIterator[EngineOutput]) -> bytes:

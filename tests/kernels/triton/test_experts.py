@@ -131,7 +131,7 @@ def test_a_tile_does_not_change_experts(device, monkeypatch, dtype, tile):
 def test_the_number_of_programs_does_not_change_experts(device, monkeypatch, activation, programs):
     case = Case(device, activation, 20, 36, 33)
     expected = case()
-    monkeypatch.setattr(experts, "num_multiprocessors", lambda _: programs)
+    monkeypatch.setattr(experts, "num_programs", lambda *_: programs)
     assert torch.equal(case(), expected)
 
 

@@ -7,7 +7,6 @@ Pages that no query row of a tile sees are not read. A value that is not finite 
 sequence. Knows no layers.
 """
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from samebit.kernels.triton.items import find_row, row_items, row_sizes, value_of
-from samebit.kernels.triton.launch import IS_INTERPRETED, dot_dtype, launch
+from samebit.kernels.triton.launch import dot_dtype, launch, num_programs
 from samebit.kernels.triton.softmax import LOG2_E, add_keys, merge, merge_tops, no_keys
 
 SHORT_BLOCK_M = 16
@@ -305,12 +304,6 @@ class Rows:
     is_causal: bool
     own_k: Tensor
     own_v: Tensor
-
-
-@functools.cache
-def num_programs(device: torch.device, per_processor: int) -> int:
-    """How many programs walk the items; in the interpreter two."""
-    return 2 if IS_INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count * per_processor
 
 
 def attend(

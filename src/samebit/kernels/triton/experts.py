@@ -6,14 +6,13 @@ their order. Knows nothing of layers.
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from samebit.kernels.triton.launch import IS_INTERPRETED, dot_dtype, launch
+from samebit.kernels.triton.launch import dot_dtype, launch, num_programs
 from samebit.kernels.triton.linear import BLOCK_K, chain, whole_span
 
 SCAN = ((512, 4), (4096, 8))
@@ -54,12 +53,6 @@ TILES = {
 def tile_of(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
     """The tile for so many pairs; its shape changes no bits."""
     return next(tile for least, tile in TILES[dtype] if num_pairs >= least * num_experts)
-
-
-@cache
-def num_multiprocessors(device: torch.device) -> int:
-    """Programs that run at a time, at least; two in the interpreter, so that a program walks several items."""
-    return 2 if IS_INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -306,7 +299,7 @@ def moe(
     )
     # Every expert that has pairs fills all its tiles but one.
     most_tiles = min(num_pairs, triton.cdiv(num_pairs, tile.tokens) + num_experts)
-    programs = tile.programs * num_multiprocessors(x.device)
+    programs = num_programs(x.device, tile.programs)
     experts = {"EXPERTS": num_experts, "WIDTH": triton.next_power_of_2(num_experts), "BLOCK_T": tile.tokens}
     dot = {"BLOCK_K": BLOCK_K[x.dtype], "DOT": dot_dtype(x.dtype)}
     compiled = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}

@@ -4,6 +4,7 @@ Under Triton's interpreter, which runs kernels on a CPU, a product of bf16 opera
 Knows no kernel.
 """
 
+import functools
 import threading
 from typing import Any
 
@@ -34,6 +35,12 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
         return
     _launches.count = num_launches() + 1
     kernel[grid](*args, **meta)
+
+
+@functools.cache
+def num_programs(device: torch.device, per_processor: int) -> int:
+    """How many programs walk a list of items; two in the interpreter, so that each walks several."""
+    return 2 if IS_INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count * per_processor
 
 
 def num_launches() -> int:
