@@ -77,6 +77,7 @@ WRONG = [
     (TEXT, {"prompt": "a", "logit_bias": {"five": 1}}, "logit_bias"),
     (TEXT, {"prompt": "a", "logit_bias": {"05": 1}}, "logit_bias"),
     (TEXT, {"prompt": "a", "logit_bias": {"4096": 1}}, "logit_bias"),
+    (TEXT, {"prompt": "a", "logit_bias": {"9" * 4301: 1}}, "logit_bias"),
     (TEXT, {"prompt": "a", "logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias"),
     (TEXT, {"prompt": "a", "priority": 2000}, "priority"),
     (TEXT, {"prompt": "a", "rid": ""}, "rid"),

@@ -104,6 +104,7 @@ def test_a_batch_ends_when_the_engine_dies_again_and_again(files, monkeypatch):
     write(files[0], *(line(f"kills{n}", KILL) for n in range(9)))
     with pytest.raises(EngineDeadError, match="ended with status 9"):
         run(files)
+    files[1].unlink()
     write(files[0], line("good"))
     assert run(files) == BatchCounts(1, 0, 0)
 
@@ -125,6 +126,21 @@ def test_a_wrong_line_is_named_before_anything_is_loaded(files, row, text):
     with pytest.raises(InvalidRequestError, match=text):
         run(files)
     assert not files[1].exists()
+
+
+@pytest.mark.parametrize("other", ["notes\n", "input", "answers"])
+def test_a_file_that_holds_something_else_is_not_written_over(files, other):
+    write(files[0], line("mine", 3))
+    held = {"notes\n": "notes\n", "input": files[0].read_text()}.get(other)
+    if held is None:
+        write(files[0], line("theirs", 3))
+        run(files)
+        held = files[1].read_text()
+        write(files[0], line("mine", 3))
+    files[1].write_text(held)
+    with pytest.raises(InvalidRequestError, match="line 1: is no answer to a request of this batch"):
+        run(files)
+    assert files[1].read_text() == held
 
 
 def test_files_that_cannot_be_used_are_named(tmp_path):

@@ -273,7 +273,9 @@ def test_a_file_without_keys_is_a_mistake(tmp_path):
         read_keys(tmp_path / "keys")
 
 
-@pytest.mark.parametrize("options", [{"api_keys": ("",)}, {"api_keys": ("a b",)}, {"admin_api_key": "ä"}])
+@pytest.mark.parametrize(
+    "options", [{"api_keys": ("",)}, {"api_keys": ("a b",)}, {"admin_api_key": "ä"}, {"admin_api_key": ""}]
+)
 def test_a_key_that_no_header_can_carry_is_a_mistake(tmp_path, options):
     with running(fake_arguments(None, **options), tmp_path / "log") as server:
         assert server.wait() == 1

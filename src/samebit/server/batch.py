@@ -126,17 +126,23 @@ def read_requests(path: Path) -> list[BatchRequest]:
 def keep_done(path: Path, wanted: set[str]) -> set[str]:
     """Names of those of `wanted` with a lasting answer in `path`, which keeps only these lines. Creates the file.
 
-    A line that was cut off when the last run ended is not one. Raises InvalidRequestError if the file cannot be written.
+    A line that was cut off when the last run ended is not one. Raises InvalidRequestError if the file cannot be written, or
+    holds anything else, which would be lost.
     """
     kept: dict[str, bytes] = {}
     try:
         path.open("ab").close()
-        for row in path.read_bytes().splitlines():
+        whole, _, _cut_off = path.read_bytes().rpartition(b"\n")
+        for number, row in enumerate(whole.splitlines(), start=1):
             try:
                 result = msgspec.json.decode(row, type=BatchResult)
             except (msgspec.DecodeError, UnicodeDecodeError):
-                continue
-            if result.custom_id in wanted and result.response.status_code < _SERVER_ERROR:
+                result = None
+            if result is None or result.custom_id not in wanted:
+                raise InvalidRequestError(
+                    f"{path}, line {number}: is no answer to a request of this batch; name another file"
+                )
+            if result.response.status_code < _SERVER_ERROR:
                 kept[result.custom_id] = row + b"\n"
         # Never a moment in which the answers are in no file.
         beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")

@@ -225,7 +225,7 @@ def _keys(options: ServeOptions, listener: socket.socket) -> Keys:
     api += options.api_keys
     if options.api_key_file is not None:
         api += read_keys(Path(options.api_key_file))
-    admin = options.admin_api_key or admin
+    admin = admin if options.admin_api_key is None else options.admin_api_key
     if any(not key or not key.isascii() or " " in key for key in (*api, *([] if admin is None else [admin]))):
         raise ConfigError("api_key: a key is one or more ASCII characters without blanks")
     host = listener.getsockname()[0]

@@ -288,10 +288,14 @@ def _plain(message: ChatMessage) -> dict[str, Any]:  # Any: JSON, whose shape is
     return message.model_dump(exclude_none=True, exclude={"annotations"})
 
 
+_MAX_DIGITS = 18
+"""Of a token id; nothing has as many tokens, and Python reads no number of thousands of digits."""
+
+
 def _by_id(bias: dict[str, float] | None) -> dict[int, float] | None:
     """A bias by token id: JSON has only text for keys."""
     for key in bias or {}:
-        if not (key.isascii() and key.isdecimal()) or str(int(key)) != key:
+        if not (key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS) or str(int(key)) != key:
             raise InvalidRequestError(f"logit_bias: {key[:20]!r} is not a token id", param="logit_bias")
     return None if bias is None else {int(key): value for key, value in bias.items()}
 
