@@ -86,7 +86,7 @@ _VERBS = (
     "hide import inspect list load lock log make merge move open order pause pin plan prepare print publish read rename repeat reset "
     "restore review save schedule search send set share show sort start stop submit sync tag track update upload validate verify"
 ).split()
-_INVENTED_SHARE, _LOOSE_SHARE = 0.4, 0.3
+_INVENTED_SHARE, _LOOSE_SHARE = 0.4, 0.4
 _LOOSE_WORDS = (
     "again ago ahead all along also always and any around as ask at away back be because before begin best better bring but by call can "
     "care come could day deal do done down early else enough even ever every far feel few find first follow for from full give glad go "
