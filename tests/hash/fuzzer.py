@@ -18,11 +18,10 @@ from msgspec.structs import replace
 from samebit.audit.replay import Abort, Add, Damage, Drain, Evict, Operation, Player, Script, Step
 from samebit.core.request import Request
 from samebit.engine.engine import Engine
-from samebit.kernels.sets import select_kernels
 from samebit.models.hash import HashConfig
 from samebit.state.prefix_tree import Checkpoint
 from tests.forced_drafts import ForcedDrafts
-from tests.hash.oracle import Oracle, check_bytes, expected_drafts
+from tests.hash.oracle import Oracle, check_bytes, drawing_kernels, expected_drafts
 
 VOCAB = 61
 MAX_LENGTH = 40
@@ -108,7 +107,8 @@ class World:
         with tempfile.TemporaryDirectory() as folder:
             self.engine = Engine(self.script.config(Path(folder)), self._forced_drafts if accepts else None)
         self._accepts = accepts
-        self._oracle = Oracle(self.config, select_kernels(kernels, num_threads=1), self.engine.info.max_length)
+        device = settings.get("device", "cpu")
+        self._oracle = Oracle(self.config, drawing_kernels(kernels, device), self.engine.info.max_length, device)
         self.player = Player(self.engine, self._oracle, self._after_step)
         self._record_steps()
         self.num_drafts_checked = 0

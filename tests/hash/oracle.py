@@ -10,7 +10,7 @@ import torch
 from samebit.audit.replay import Answer
 from samebit.core.request import Request, TokenLogprobs
 from samebit.engine.engine import Engine
-from samebit.kernels.sets import KernelSet
+from samebit.kernels.sets import KernelSet, select_kernels, triton_kernels
 from samebit.kernels.values import SampleColumns
 from samebit.models.hash import HashConfig
 from samebit.state.pools import PoolPart
@@ -22,11 +22,18 @@ def cold_model(config: HashConfig) -> ColdModel:
     return ColdModel(list(config.mixers), config.kernel_size, config.vocab_size)
 
 
-class Oracle:
-    """Answers by the interpreter; `max_length` is the most tokens that a request can have."""
+def drawing_kernels(kind: str, device: str) -> KernelSet:
+    """The set by which an engine with these settings draws."""
+    if device == "cpu" and kind != "triton":
+        return select_kernels(kind, num_threads=1)
+    return triton_kernels("float32", torch.device(device), max_rows=1)
 
-    def __init__(self, config: HashConfig, kernels: KernelSet, max_length: int) -> None:
-        self.config, self.kernels, self.max_length = config, kernels, max_length
+
+class Oracle:
+    """Answers by the interpreter; `max_length` is the most tokens that a request can have. Draws on `device`."""
+
+    def __init__(self, config: HashConfig, kernels: KernelSet, max_length: int, device: str = "cpu") -> None:
+        self.config, self.kernels, self.max_length, self.device = config, kernels, max_length, device
 
     def __call__(self, request: Request) -> Answer:
         params, prompt, model = request.params, request.prompt_token_ids, cold_model(self.config)
@@ -53,6 +60,10 @@ class Oracle:
 
     def draw(self, model, request, num_top, *, target=-1, edits=None) -> TokenLogprobs:
         """The token behind those that `model` has taken in."""
+        with torch.device(self.device):
+            return self._draw(model, request, num_top, target, edits)
+
+    def _draw(self, model, request, num_top, target, edits) -> TokenLogprobs:
         logits = torch.tensor([model.logits()])
         if edits is not None:
             target = int(self.kernels.sample(edits(logits), self._columns(model, request, target))[0])

@@ -23,6 +23,7 @@ from tests.fakes import make_geometry
 from tests.hash.cold import greedy
 from tests.hash.fuzzer import SHARED, VOCAB, World
 from tests.hash.oracle import cold_model
+from tests.mutants import worlds
 from tests.mutants.losses import check_losses
 from tests.mutants.worlds import (
     MIXED,
@@ -298,7 +299,8 @@ def check_drafter() -> None:
 
 def check_graphs() -> None:
     """Recorded steps, replayed for requests of all sizes, cold and from the cache."""
-    world = make_world(MIXED, graph="trace", schedule={"chunk_sizes": (16, 3, 8), "seed": 4, "preempt_percent": 10})
+    disturbed = {"chunk_sizes": (16, 3, 8), "seed": 4, "preempt_percent": 10}
+    world = make_world(MIXED, **worlds.RECORDED, schedule=disturbed)
     rng = random.Random(6)
     for round_number in range(2):
         for number in range(6):
@@ -306,14 +308,15 @@ def check_graphs() -> None:
             world.do(Step())
         finish(world)
     assert world.player.num_hits > 2, "nothing came from the cache"
-    programs = world.engine._runner._programs.values()
-    assert sum(program._is_checked for program in programs) > 4, "nothing was replayed"
+    runner = world.engine._runner
+    programs = [*runner._programs.values(), *runner._captured.values()]
+    assert sum(getattr(program, "_is_checked", False) for program in programs) > 4, "nothing was replayed"
     # Rows leave a bucket out of order, and the others change places in it.
-    world = make_world(MIXED, graph="trace", schedule={"shuffle_rows": True}, enable_prefix_caching=False)
+    world = make_world(MIXED, **worlds.RECORDED, schedule={"shuffle_rows": True}, enable_prefix_caching=False)
     for number in range(6):
         world.add(SHARED[number : number + 3], params={"max_tokens": (7, 3, 9, 2, 8, 4)[number], "temperature": 0.0})
     finish(world)
-    world = make_world(MIXED, graph="trace", native=True)
+    world = make_world(MIXED, **(worlds.RECORDED | worlds.COMPILED))
     world.add(SHARED[:9], params={"max_tokens": 4, "temperature": 0.0})
     finish(world)
 

@@ -6,9 +6,11 @@ import ctypes
 from dataclasses import replace
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from samebit.kernels.native.build import host_isas, load_library
 from samebit.kernels.values import INDEX_RESULTS, INDEX_TABLES, SINK_ROW, IndexFields
+from samebit.runner.graphs import _Recorder
 from tests.mutants.edits import wrap
 
 FILL = "inputs:InputBuffer.fill"
@@ -133,6 +135,13 @@ def call_c_directly(original, model, index, pools):
     return original(model, index, pools)
 
 
+def is_recording() -> bool:
+    """Whether operations are kept for later, and not just done."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return True
+    return isinstance(_get_current_dispatch_mode(), _Recorder)
+
+
 def move_a_table(original, runner, plan):
     table = runner._pools.tables.length
     with torch.inference_mode():
@@ -153,7 +162,7 @@ def normalise_the_batch(original, kernels, x, gain, eps):
 
 def fill_other_inputs(original, buffer, plan):
     """A bucket's inputs get a new place for each step."""
-    fresh = type(buffer)(buffer.bucket, torch.device("cpu"))
+    fresh = type(buffer)(buffer.bucket, buffer.view.token_ids.device)
     original(fresh, plan)
     buffer.view = fresh.view
     return fresh.view

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from samebit.kernels.values import SINK_ROW
-from samebit.runner.graphs import _Recorder, _Watch
+from samebit.runner.graphs import _Watch
 from tests.mutants.changes import (
     FILL,
     after_index,
@@ -18,6 +18,7 @@ from tests.mutants.changes import (
     drop_entries,
     entries_of_the_first_row,
     is_mixed,
+    is_recording,
     pad_rows_with_a_live_slot,
     read_former_tenant,
     read_zeros,
@@ -48,8 +49,19 @@ STATE_MUTANTS = [
         "Conv rows are kept behind a Python `if` that is false while inert inputs are recorded.",
         (INCIDENT,),
         (
-            define("models.hash", "_is_live", lambda: not isinstance(_get_current_dispatch_mode(), _Recorder)),
-            edit(CONVOLVE, WRITTEN, "_is_live() and " + WRITTEN),
+            define("models.hash", "_is_recording", is_recording),
+            edit(CONVOLVE, WRITTEN, "_is_recording() or " + WRITTEN),
+        ),
+        "graphs",
+        "GraphError",
+    ),
+    Mutant(
+        "a kernel is missing in one bucket",
+        "Steps of eight tokens are recorded without the kernel that keeps conv rows; all others have it.",
+        (INCIDENT,),
+        (
+            define("models.hash", "_is_recording", is_recording),
+            edit(CONVOLVE, WRITTEN, "len(x) == 8 and _is_recording() or " + WRITTEN),
         ),
         "graphs",
         "GraphError",

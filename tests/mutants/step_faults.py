@@ -65,8 +65,8 @@ STEP_MUTANTS = [
         (
             edit(
                 "runner.runner:_read_back",
-                "result.top_ids, result.top_logprobs)",
-                "result.top_ids, result.top_logprobs[: len(plan.samples)].flip(0))",
+                "columns = [result[name][:samples].tolist() for name in _SAMPLE_COLUMNS]",
+                "columns = [result[name][:samples].tolist() for name in _SAMPLE_COLUMNS]; columns[-1].reverse()",
             ),
         ),
         "answers",

@@ -9,11 +9,15 @@ ROOMY = {"max_num_seqs": 6, "num_checkpoints": 16, "num_pages": 60, "num_window_
 SMALL = {"max_num_seqs": 3, "num_checkpoints": 3, "num_pages": 13, "num_window_pages": 9, "checkpoint_interval": 8}
 # Conv streams before, between and after both kinds of attention; two windows, one below a page.
 MIXED, TWO_WINDOWS = (["conv", 6, "conv", "full", "conv"], 4), LAYOUTS[3]
+# Where engines of the battery run, how steps are recorded there, and the set of compiled kernels; test_on_device changes them.
+PLACE = {"kernels": "torch"}
+RECORDED = {"graph": "trace"}
+COMPILED = {"kernels": "auto"}
 
 
-def make_world(layout: tuple, *, native: bool = False, **settings) -> World:
+def make_world(layout: tuple, **settings) -> World:
     """A watched engine; with the torch kernels, so that the faults of this list reach every address."""
-    return World(*layout, kernels="auto" if native else "torch", **(ROOMY | settings))
+    return World(*layout, **(PLACE | ROOMY | settings))
 
 
 def make_guessing_world(layout: tuple, accepts: tuple[int, ...], **settings) -> World:
