@@ -13,7 +13,6 @@ import argparse
 import cProfile
 import json
 import os
-import platform
 import pstats
 import random
 import statistics
@@ -25,6 +24,7 @@ import torch
 
 from benchmarks.reference import load_reference
 from samebit import LLM, SamplingParams
+from samebit.bench.environment import environment
 
 PROMPT_TOKENS = 128
 NEW_TOKENS = 64
@@ -44,7 +44,7 @@ def main() -> None:
     llm = LLM(args.model, num_threads=args.threads)
     peer = load_reference(args.model)
     rng = random.Random(0)
-    record: dict[str, Any] = {"command": f"--threads {args.threads} --rounds {args.rounds}", **environment(llm)}
+    record: dict[str, Any] = {"command": f"--threads {args.threads} --rounds {args.rounds}", **environment(llm.info)}
     for batch in (1, 16):
         record[f"decode_batch_{batch}"] = compare_decode(llm, peer, rng, batch, args.rounds)
     record["time_to_first_token"] = compare_first_token(llm, rng, args.rounds)
@@ -52,17 +52,6 @@ def main() -> None:
     print(json.dumps(record, indent=1))
     if args.output is not None:
         args.output.write_text(json.dumps(record, indent=1) + "\n")
-
-
-def environment(llm: LLM) -> dict[str, Any]:
-    """What the figures depend on."""
-    return {
-        "cpu": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "torch": str(torch.__version__),
-        "profile": llm.info.profile,
-        "date": time.strftime("%Y-%m-%d"),
-    }
 
 
 def compare_decode(llm: LLM, peer: Any, rng: random.Random, batch: int, rounds: int) -> dict[str, Any]:

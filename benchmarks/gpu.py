@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.cpu import environment
 from samebit import LLM, SamplingParams
+from samebit.bench.environment import environment
 from samebit.core.plan import BatchPlan
 from samebit.core.request import Request
 from samebit.engine.engine import Engine
@@ -58,9 +58,8 @@ def main() -> None:
     record: dict[str, Any] = {
         "command": f"{args.model.name} --rounds {args.rounds}",
         "start_s": time.perf_counter() - started,
-        **environment(llm),
+        **environment(llm.info),
         "triton": llm.info.profile.get("triton"),
-        "memory": llm.info.memory,
     }
     compare(llm, str(args.model), settings)
     record["floors"] = {"copy_bytes_per_s": copy_rate(), "product_operations_per_s": product_rate()}

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cpu import environment
 from samebit import LLM, SamplingParams
+from samebit.bench.environment import environment
 from samebit.bench.recall import PAGE_SIZE
 from samebit.core.request import RequestOutput, SpeculationCounts
 from samebit.dialogues import Spoken, facts, question, small_talk
@@ -53,7 +53,7 @@ def main() -> None:
     record: dict[str, Any] = {
         "command": f"--threads {args.threads} --rounds {args.rounds}",
         "speculative_config": args.speculative_config,
-        **environment(plain),
+        **environment(plain.info),
     }
     for name, (groups, most) in workloads.items():
         for kind, params in (

@@ -3,12 +3,11 @@
 import importlib.metadata
 import os
 import platform
-import re
-from pathlib import Path
 
 import psutil
 import torch
 
+from samebit.bench.environment import cpu_name
 from samebit.core.errors import SamebitError
 from samebit.kernels.native.build import NativeUnavailableError
 from samebit.kernels.sets import select_kernels
@@ -42,11 +41,7 @@ def describe() -> dict[str, str | int]:
 
 
 def _cpu() -> str:
-    try:
-        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        match = None
-    return f"{match[1] if match else platform.machine()} ({torch.backends.cpu.get_cpu_capability()})"
+    return f"{cpu_name()} ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def _gpus() -> str:
