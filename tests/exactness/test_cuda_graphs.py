@@ -114,3 +114,44 @@ def test_capturing_changes_no_pool_outside_the_sinks(make_engine):
     capture_with(engine, lambda hidden, _: hidden)
     for tensor, copy in zip(live, before, strict=True):
         assert torch.equal(tensor.view(torch.uint8), copy.view(torch.uint8))
+
+
+def test_a_step_waits_for_the_device_once_and_copies_its_results_once(make_engine, monkeypatch):
+    engine = make_engine(graph="cuda", max_num_batched_tokens=8, poison=False)
+    plain = replace_params(make_request("r", list(range(20)), max_tokens=9), logprobs=0)
+    answer = run_alone(engine, plain)  # from here on every graph has been compared with an eager step
+    waits, copies = [], []
+    wait, copy = torch.cuda.Stream.synchronize, torch.Tensor.copy_
+    monkeypatch.setattr(torch.cuda.Stream, "synchronize", lambda stream: (waits.append(1), wait(stream))[1])
+
+    def counted(to, source, non_blocking=False):
+        copies.append((source.device.type, to.device.type)) if source.device != to.device else None
+        return copy(to, source, non_blocking)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", counted)
+    num_steps = count_steps(engine, monkeypatch)
+    engine.flush_cache()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert run_alone(engine, replace_id(plain, "again")).token_ids == answer.token_ids
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(waits) == num_steps[0] > 5
+    assert copies.count(("cuda", "cpu")) == copies.count(("cpu", "cuda")) == num_steps[0]
+
+
+def count_steps(engine, monkeypatch):
+    count, execute = [0], engine._runner.execute
+
+    def counted(plan):
+        count[0] += 1
+        return execute(plan)
+
+    monkeypatch.setattr(engine._runner, "execute", counted)
+    return count
+
+
+def replace_id(request, name):
+    import msgspec
+
+    return msgspec.structs.replace(request, request_id=name)

@@ -10,18 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from samebit.core.errors import GraphError
 from samebit.runner.graphs import Manifest, check_manifest, watched
-from samebit.runner.step import StepTensors
 
 
 class CudaRecording:
-    """A captured step. All graphs of a runner take their memory from one `pool`, so a result lasts until the next replay of any."""
+    """A captured step. All graphs of a runner take their memory from one `pool`, so its result lasts until the next replay of any."""
 
     def __init__(
         self,
-        step: Callable[[], StepTensors],
+        step: Callable[[], Tensor],
         count_launches: Callable[[], int],
         addresses: Callable[[], tuple[int, ...]],
         pool: Any,  # Any: torch's private handle
@@ -44,8 +44,8 @@ class CudaRecording:
             raise GraphError(f"a step launches {launched} kernels and its recording {captured}: some left no trace")
         self._addresses, self._captured_at = addresses, addresses()
 
-    def replay(self) -> StepTensors:
-        """Launch the graph; its results, which the device has yet to write. Raises GraphError if a buffer has moved."""
+    def replay(self) -> Tensor:
+        """Launch the graph; its result, which the device has yet to write. Raises GraphError if a buffer has moved."""
         if self._addresses() != self._captured_at:
             raise GraphError("a buffer has moved since the step was captured")
         self._graph.replay()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,10 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from samebit.core.errors import GraphError
-from samebit.runner.step import StepTensors
 
 # Reads of a value by the host, and results whose shape depends on values: a recording would freeze what they gave once.
-_FROZEN = {
+FROZEN = {
     "aten::_local_scalar_dense",
     "aten::equal",
     "aten::is_nonzero",
@@ -69,7 +68,7 @@ class _Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:  # Any: torch's protocol
         name = func.name()
-        if name in _FROZEN or _is_boolean_index(name, args):
+        if name in FROZEN or _is_boolean_index(name, args):
             raise GraphError(f"a step must not use {name}: its result would be frozen into the recording")
         self.manifest[name] += name != _ALIAS
         return func(*args, **(kwargs or {}))
@@ -116,7 +115,7 @@ class _Recorder(_Watch):
 class Recording:
     """A recorded step. `replay` runs its operations again, on the very tensors that it was recorded on."""
 
-    def __init__(self, step: Callable[[], StepTensors], count_launches: Callable[[], int]) -> None:
+    def __init__(self, step: Callable[[], Tensor], count_launches: Callable[[], int]) -> None:
         """Record `step`, whose inputs must be inert; `count_launches` counts native kernels below the dispatcher."""
         recorder = _Recorder()
         before = count_launches()
@@ -126,7 +125,7 @@ class Recording:
         self.manifest = recorder.manifest
         self._calls = recorder.calls
         self._num_made = len(recorder.alive)
-        self._results = {field.name: recorder.name(getattr(result, field.name)) for field in fields(StepTensors)}
+        self._result = recorder.name(result)
         self._outside = [(tensor, tensor.data_ptr()) for tensor in recorder.outside.values()]
         before = count_launches()
         self.replay()
@@ -136,8 +135,8 @@ class Recording:
                 f"a step launches {launched} native kernels and its recording {replayed}: some left no trace"
             )
 
-    def replay(self) -> StepTensors:
-        """Run the recorded operations; their results. Raises GraphError if a buffer has moved."""
+    def replay(self) -> Tensor:
+        """Run the recorded operations; the step's result. Raises GraphError if a buffer has moved."""
         for tensor, address in self._outside:
             if tensor.data_ptr() != address:
                 raise GraphError(f"a tensor of shape {tuple(tensor.shape)} has moved since it was recorded")
@@ -149,7 +148,8 @@ class Recording:
             for number, result in zip(call.made, results, strict=True):
                 if number is not None:
                     made[number] = result
-        return StepTensors(**{n: made[r.number] if isinstance(r, _Made) else r for n, r in self._results.items()})
+        packed: Tensor = made[self._result.number] if isinstance(self._result, _Made) else self._result
+        return packed
 
     def check(self, manifest: Manifest) -> None:
         """Raise GraphError, naming the operations, unless an eager step did just what was recorded."""
@@ -166,7 +166,7 @@ def check_manifest(manifest: Manifest, recorded: Manifest) -> None:
         )
 
 
-def watched(step: Callable[[], StepTensors]) -> tuple[StepTensors, Manifest]:
+def watched(step: Callable[[], Tensor]) -> tuple[Tensor, Manifest]:
     """Run a step and count its operations."""
     watch = _Watch()
     with watch:

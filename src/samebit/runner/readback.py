@@ -1,38 +1,61 @@
-"""One copy from the device for all results of a step. Knows no plan."""
+"""All results of a step as one run of bytes: packed by the step itself, so that one copy brings them to the host. Knows no plan."""
 
 from __future__ import annotations
 
-from dataclasses import fields
-from math import prod
+from dataclasses import dataclass, fields
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from samebit.runner.step import StepTensors
 
-_ALIGNMENT = 8
+_FIELDS = [field.name for field in fields(StepTensors)]
+_DTYPES = {
+    torch.bool: np.dtype(np.bool_),
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+    torch.float32: np.dtype(np.float32),
+}
 
 
-def on_host(result: StepTensors) -> StepTensors:
-    """`result` in host memory, as views of one buffer; as it is, if it is there already."""
-    found = {field.name: getattr(result, field.name) for field in fields(StepTensors)}
-    if result.tokens.device.type == "cpu":
-        return result
-    parts = [_as_bytes(tensor) for tensor in found.values()]
-    device = torch.cat(parts)
-    host = torch.empty(device.shape, dtype=torch.uint8, pin_memory=True)
-    host.copy_(device, non_blocking=True)
-    torch.cuda.current_stream().synchronize()
-    ends = torch.tensor([part.shape[0] for part in parts]).cumsum(0).tolist()
-    views = {}
-    for (name, tensor), part, end in zip(found.items(), parts, ends, strict=True):
-        first = end - part.shape[0]
-        size = prod(tensor.shape) * tensor.dtype.itemsize
-        views[name] = host[first : first + size].view(tensor.dtype).view(tensor.shape)
-    return StepTensors(**views)
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a field lies among the bytes, and what it is there."""
+
+    name: str
+    part: slice
+    dtype: np.dtype[Any]  # Any: numpy's parameter for what an element is
+    shape: tuple[int, ...]
 
 
-def _as_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, padded so that what follows is aligned."""
-    flat = tensor.contiguous().view(-1).view(torch.uint8)
-    return torch.nn.functional.pad(flat, (0, -flat.shape[0] % _ALIGNMENT))
+class Results:
+    """Where the results of a bucket's steps lie, and the host memory that they are copied to. The next `read` overwrites the last."""
+
+    def __init__(self) -> None:
+        self._places: list[_Place] = []
+        self._host = torch.empty(0, dtype=torch.uint8)
+
+    def pack(self, result: StepTensors) -> Tensor:
+        """The bytes of `result` [N] uint8 on its device, wide elements first, so that every field is aligned."""
+        found = {name: getattr(result, name) for name in _FIELDS}
+        names = sorted(_FIELDS, key=lambda name: -found[name].itemsize)
+        parts = [found[name].contiguous().view(-1).view(torch.uint8) for name in names]
+        self._places, end = [], 0
+        for name, part in zip(names, parts, strict=True):
+            first, end = end, end + part.shape[0]
+            self._places.append(_Place(name, slice(first, end), _DTYPES[found[name].dtype], tuple(found[name].shape)))
+        return torch.cat(parts)
+
+    def read(self, packed: Tensor) -> dict[str, np.ndarray]:
+        """The fields of StepTensors in host memory by name, once the device has computed what `pack` gave for them."""
+        if packed.device.type == "cpu":
+            self._host = packed
+        else:
+            if self._host.shape != packed.shape:
+                self._host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True)
+            self._host.copy_(packed, non_blocking=True)
+            torch.cuda.current_stream(packed.device).synchronize()
+        host = self._host.numpy()
+        return {place.name: host[place.part].view(place.dtype).reshape(place.shape) for place in self._places}

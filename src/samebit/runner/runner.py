@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from samebit.core.plan import BatchPlan, SampleOutput, StepOutput
 from samebit.inputs import Bucket
@@ -17,11 +19,12 @@ from samebit.models.base import CausalLM
 from samebit.runner.cuda_graphs import CudaRecording
 from samebit.runner.graphs import Recording, watched
 from samebit.runner.ladder import first_that_holds
-from samebit.runner.readback import on_host
-from samebit.runner.step import Speculation, StepBuffers, StepTensors, run_step
+from samebit.runner.readback import Results
+from samebit.runner.step import Speculation, StepBuffers, run_step
 from samebit.state.pools import StatePools
 
 _MAX_PROGRAMS = 64
+_SAMPLE_COLUMNS = ("tokens", "logprobs", "ranks", "finite", "top_ids", "top_logprobs")
 _INERT = BatchPlan(step=0, rows=[], samples=[], entries=[], page_deltas=[])
 
 Graph = Literal["eager", "trace", "cuda"]
@@ -45,11 +48,12 @@ class _Program:
     def __init__(self, place: _Place, bucket: Bucket) -> None:
         self._pools = place.pools
         self.buffers = StepBuffers(bucket, place.pools, place.device)
+        self.results = Results()
         self._step = (place.model, place.kernels, self.buffers, place.pools, bucket, place.speculation)
 
-    def run(self) -> StepTensors:
-        """Run the step on what the inputs hold."""
-        return run_step(*self._step)
+    def run(self) -> Tensor:
+        """Run the step on what the inputs hold; its results as `results` packs them."""
+        return self.results.pack(run_step(*self._step))
 
 
 class _RecordedProgram(_Program):
@@ -61,7 +65,7 @@ class _RecordedProgram(_Program):
         self._recording = self._record(place, super().run)
         self._is_checked = False
 
-    def _record(self, place: _Place, step: Callable[[], StepTensors]) -> Recording | CudaRecording:
+    def _record(self, place: _Place, step: Callable[[], Tensor]) -> Recording | CudaRecording:
         if place.graph_memory is None:
             return Recording(step, place.kernels.num_launches)
         return CudaRecording(step, place.kernels.num_launches, self._addresses, place.graph_memory)
@@ -69,7 +73,7 @@ class _RecordedProgram(_Program):
     def _addresses(self) -> tuple[int, ...]:
         return (self.buffers.inputs.token_ids.data_ptr(), *self._pools.addresses())
 
-    def run(self) -> StepTensors:
+    def run(self) -> Tensor:
         """Replay the step on what the inputs hold. Raises GraphError if it is not what an eager step does."""
         if self._is_checked:
             return self._recording.replay()
@@ -112,7 +116,7 @@ class LocalRunner:
             if program is None:
                 program = self._program(bucket if self._graph == "eager" else bucket.rounded_up())
             program.buffers.fill(plan)
-            return _read_back(plan, on_host(program.run()))
+            return _read_back(plan, program.results.read(program.run()))
 
     @torch.inference_mode()
     def capture(self, buckets: Sequence[Bucket]) -> Iterator[int]:
@@ -155,21 +159,19 @@ def _one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _read_back(plan: BatchPlan, result: StepTensors) -> StepOutput:
-    columns = (result.tokens, result.logprobs, result.ranks, result.finite, result.top_ids, result.top_logprobs)
-    samples = [
-        SampleOutput(token, logprob, rank, bool(finite), ids[: sample.num_top], logprobs[: sample.num_top])
-        for sample, token, logprob, rank, finite, ids, logprobs in zip(
-            plan.samples, *(column[: len(plan.samples)].tolist() for column in columns), strict=True
-        )
-    ]
+def _read_back(plan: BatchPlan, result: dict[str, np.ndarray]) -> StepOutput:
+    samples, rows, entries, drafts = len(plan.samples), len(plan.rows), len(plan.entries), len(plan.drafts)
+    columns = [result[name][:samples].tolist() for name in _SAMPLE_COLUMNS]
     return StepOutput(
         plan.step,
-        samples,
-        result.accepted[: len(plan.rows)].tolist(),
-        result.rows_intact[: len(plan.rows)].tolist(),
-        result.pages_intact[: len(plan.entries)].tolist(),
-        result.rows_written[: len(plan.entries)].tolist(),
-        result.drafts[: len(plan.drafts)].tolist(),
-        result.confidence[: len(plan.drafts)].tolist(),
+        [
+            SampleOutput(token, logprob, rank, finite, ids[: sample.num_top], logprobs[: sample.num_top])
+            for sample, token, logprob, rank, finite, ids, logprobs in zip(plan.samples, *columns, strict=True)
+        ],
+        result["accepted"][:rows].tolist(),
+        result["rows_intact"][:rows].tolist(),
+        result["pages_intact"][:entries].tolist(),
+        result["rows_written"][:entries].tolist(),
+        result["drafts"][:drafts].tolist(),
+        result["confidence"][:drafts].tolist(),
     )
