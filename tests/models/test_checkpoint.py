@@ -179,3 +179,20 @@ def test_weights_are_copies_of_the_file(folder, load):
         file.seek(header)
         file.write(b"\0" * data)
     assert torch.equal(chunked_logits(model, ids, []), before)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_value_that_is_not_finite_is_named_by_its_tensor(value, dtype, folder, load):
+    def spoil(tensors):
+        tensors[WK] = tensors[WK].to(dtype)
+        tensors[WK].view(-1)[77] = value
+
+    tiny.edit_tensors(folder, spoil)
+    with pytest.raises(CheckpointError, match=f"tensor '{WK}' has values that are not finite"):
+        load(folder)
+
+
+def test_values_whose_sum_is_too_large_are_served(folder, load):
+    tiny.edit_tensors(folder, lambda tensors: tensors[WK].fill_(3e38))
+    load(folder)

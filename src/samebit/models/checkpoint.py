@@ -86,10 +86,17 @@ class Checkpoint:
             raise CheckpointError(f"tensor {name!r} has shape {list(shape)}, expected {expected}")
 
     def take(self, name: str) -> Tensor:
-        """A copy of a checked tensor, fp32 or bf16 as stored; fp16 becomes fp32, which is exact."""
-        tensor: Tensor = self._file_of[name].get_tensor(name)
+        """A copy of a checked tensor, fp32 or bf16 as stored; fp16 becomes fp32, which is exact.
+
+        Raises CheckpointError if a value of it is not finite.
+        """
+        stored: Tensor = self._file_of[name].get_tensor(name)
         # A copy, because a file that is replaced while we serve must not change the weights.
-        return tensor.float() if tensor.dtype == torch.float16 else tensor.clone()
+        tensor = stored.float() if stored.dtype == torch.float16 else stored.clone()
+        # A sum is not finite if a value is not, and many times faster; it can also overflow.
+        if not tensor.sum().isfinite() and not tensor.isfinite().all():
+            raise CheckpointError(f"tensor {name!r} has values that are not finite (NaN or infinity)")
+        return tensor
 
     def _open(self, path: Path) -> dict[str, Any]:
         try:
