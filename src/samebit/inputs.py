@@ -20,8 +20,8 @@ from samebit.core.plan import DRAW, BatchPlan, draft_tag, owner_tag
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Sizes of a step: tokens, batch rows, logits rows, edited logits, checkpoint entries, page deltas, most likely tokens wanted, and
-    rows whose next tokens are guessed.
+    """Sizes of a step: tokens, batch rows, logits rows, edited logits, checkpoint entries, page deltas, most likely tokens wanted,
+    rows whose next tokens are guessed, logits rows with a mask of allowed tokens, and 32-bit words of a mask.
     """
 
     tokens: int
@@ -32,6 +32,8 @@ class Bucket:
     deltas: int
     top: int
     drafts: int
+    masks: int = 0
+    mask_words: int = 0
 
     @staticmethod
     def of(plan: BatchPlan) -> Bucket:
@@ -45,6 +47,8 @@ class Bucket:
             deltas=len(plan.page_deltas),
             top=max((sample.num_top for sample in plan.samples), default=0),
             drafts=len(plan.drafts),
+            masks=sum(bool(sample.edits.allowed) for sample in plan.samples),
+            mask_words=max((len(sample.edits.allowed) for sample in plan.samples), default=0) // 4,
         )
 
     def rounded_up(self) -> Bucket:
@@ -64,6 +68,7 @@ class StaticInputs:
     Logits rows: `sample_rows`, `sample_offsets`, `sample_targets`, `sample_top_k`, `sample_indices` [L] int32,
     `sample_temperature`, `sample_top_p`, `sample_min_p` [L] float32, `sample_seeds` [L] int64.
     Edited logits: `edit_samples` (-1: none), `edit_tokens` [N] int32, `edit_penalties`, `edit_shifts` [N] float32, as in LogitEdits.
+    Masks: `mask_samples` [M] int32 (-1: none), `mask_words` [M * W] int32, W a mask, as in LogitEdits.
     Entries: `entry_rows`, `entry_snapshots` [E] int32, `entry_boundaries`, `entry_tags` [E] int64.
     Rows that guess: `draft_slots` [P] int32, `draft_samples` [P] int32 (the logits row whose settings their draws have),
     `draft_limits` [P] int64 (positions below it have pages), `draft_tags` [P] int64.
@@ -89,6 +94,8 @@ class StaticInputs:
     edit_tokens: Tensor
     edit_penalties: Tensor
     edit_shifts: Tensor
+    mask_samples: Tensor
+    mask_words: Tensor
     entry_rows: Tensor
     entry_snapshots: Tensor
     delta_groups: Tensor
@@ -113,7 +120,7 @@ _WIDE = {
     *("entry_boundaries", "entry_tags", "delta_stamps", "draft_limits", "draft_tags"),
 }
 _REAL = {"edit_penalties", "edit_shifts", "sample_temperature", "sample_top_p", "sample_min_p"}
-_INERT = {"row_first_draw": -1, "sample_top_p": 1.0, "edit_samples": -1, "edit_penalties": 1.0}
+_INERT = {"row_first_draw": -1, "sample_top_p": 1.0, "edit_samples": -1, "edit_penalties": 1.0, "mask_samples": -1}
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -125,12 +132,15 @@ def _dtype(name: str) -> torch.dtype:
 def _length(name: str, bucket: Bucket) -> int:
     if name == "query_start":
         return bucket.rows + 1
+    if name == "mask_words":
+        return bucket.masks * bucket.mask_words
     axis = name.split("_", maxsplit=1)[0]
     return {
         "token": bucket.tokens,
         "row": bucket.rows,
         "sample": bucket.samples,
         "edit": bucket.edits,
+        "mask": bucket.masks,
         "entry": bucket.entries,
         "delta": bucket.deltas,
         "draft": bucket.drafts,
@@ -175,6 +185,7 @@ class InputBuffer:
         self._fill_rows(plan)
         _put(host, "sample", _SAMPLE_FIELDS, plan.samples)
         self._fill_edits(plan)
+        self._fill_masks(plan)
         _put(host, "entry", _ENTRY_FIELDS, plan.entries)
         _put(host, "delta", _DELTA_FIELDS, plan.page_deltas)
         first_draw = host["row_first_draw"]
@@ -196,6 +207,13 @@ class InputBuffer:
             host["edit_tokens"][part] = edits.token_ids
             host["edit_penalties"][part] = edits.penalties
             host["edit_shifts"][part] = edits.shifts
+
+    def _fill_masks(self, plan: BatchPlan) -> None:
+        masked = [(number, sample.edits.allowed) for number, sample in enumerate(plan.samples) if sample.edits.allowed]
+        words = self._host["mask_words"].reshape(self.bucket.masks, self.bucket.mask_words)
+        for row, (number, allowed) in enumerate(masked):
+            self._host["mask_samples"][row] = number
+            words[row, : len(allowed) // 4] = np.frombuffer(allowed, np.dtype("<i4"))
 
     def _fill_rows(self, plan: BatchPlan) -> None:
         host, start, rows = self._host, 0, []

@@ -97,11 +97,14 @@ class LogitEdits(msgspec.Struct, frozen=True, array_like=True):
     """Before a draw the logit x of each of `token_ids` becomes (x / penalty if x > 0 else x * penalty) + shift, in fp32.
 
     Penalties and shifts, one for each token, are rounded to fp32 first. No token is named twice; a shift of BANNED_LOGIT bans one.
+    `allowed` bans all tokens whose bit is 0, whatever their edits: bit t % 32 of its t // 32-th little-endian 32-bit word is
+    token t's. Empty: it bans none. All that are not empty have the same length.
     """
 
     token_ids: list[int] = []
     penalties: list[float] = []
     shifts: list[float] = []
+    allowed: bytes = b""
 
 
 class PlanSample(msgspec.Struct, frozen=True, array_like=True):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from samebit.core.plan import BANNED_LOGIT
 from samebit.drafting import DraftSteps
 from samebit.indexing import IndexBuffer, StepIndex, acknowledge
 from samebit.inputs import Bucket, InputBuffer, StaticInputs
@@ -134,7 +135,7 @@ def _sample_slice(
     first: int,
 ) -> tuple[Tensor, ...]:
     logits = model.logits(hidden)
-    if bucket.edits:
+    if bucket.edits or bucket.masks:
         columns = _draw_edited(kernels, logits, inputs, columns, first)
     drawn = kernels.sample(logits, columns)
     return *drawn, *kernels.top_logprobs(logits, bucket.top)
@@ -145,12 +146,26 @@ def _draw_edited(
 ) -> SampleColumns:
     """Draw with the edits applied, and make the drawn tokens the targets, so that they are scored on the raw logits."""
     num_rows = logits.shape[0]
-    rows = inputs.edit_samples.long() - first
     # The edits of other rows go to a row that nobody reads.
-    rows = torch.where((rows >= 0) & (rows < num_rows), rows, num_rows)
-    where = (rows, inputs.edit_tokens.long())
     edited = torch.cat([logits, logits[:1]])
+    where = (_own_rows(inputs.edit_samples, first, num_rows), inputs.edit_tokens.long())
     found, penalty = edited[where], inputs.edit_penalties
     edited.index_put_(where, torch.where(found > 0, found / penalty, found * penalty) + inputs.edit_shifts)
+    if inputs.mask_samples.shape[0]:
+        rows = _own_rows(inputs.mask_samples, first, num_rows)
+        allowed = _bits(inputs.mask_words.view(rows.shape[0], -1), logits.shape[1])
+        edited.index_copy_(0, rows, torch.where(allowed, edited[rows], BANNED_LOGIT))
     drawn = kernels.sample(edited[:num_rows], columns)[0]
     return replace(columns, target=torch.where(columns.target < 0, drawn, columns.target))
+
+
+def _own_rows(samples: Tensor, first: int, num_rows: int) -> Tensor:
+    """Places of logits rows in the slice that begins with row `first`; `num_rows`, one behind it, for those of other slices."""
+    rows = samples.long() - first
+    return torch.where((rows >= 0) & (rows < num_rows), rows, num_rows)
+
+
+def _bits(words: Tensor, count: int) -> Tensor:
+    """The first `count` bits of each row of int32 `words` [M, W], lowest first: bool [M, count]."""
+    places = torch.arange(count, device=words.device)
+    return (words.index_select(1, places // 32) >> (places % 32).int()) & 1 == 1
