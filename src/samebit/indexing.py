@@ -19,9 +19,11 @@ from samebit.kernels.values import (
     AttnIndex,
     ConvIndex,
     DraftIndex,
+    EntryIndex,
     IndexFields,
     IndexSizes,
     KvIndex,
+    PageTags,
     SampleColumns,
 )
 from samebit.state.layout import StateGeometry
@@ -34,7 +36,7 @@ class StepIndex:
 
     `token_ids` [T] int32, `positions` [T] int64, `num_tokens` [1] int32 (tokens beyond it are padding); `conv` for every
     stream; `kv[g]` and `attn[g]` for page group g; `sample_tokens` [L] int64 is the token whose hidden state each logits
-    row uses, `sampling` its columns; `drafts` says which tokens are guesses; `rows_intact` [B] bool.
+    row uses, `sampling` its columns; `drafts` says which tokens are guesses; `entries` which checkpoints are compared; `rows_intact` [B] bool.
     """
 
     token_ids: Tensor
@@ -46,6 +48,7 @@ class StepIndex:
     sample_tokens: Tensor
     sampling: SampleColumns
     drafts: DraftIndex
+    entries: EntryIndex
     rows_intact: Tensor
 
 
@@ -118,30 +121,27 @@ def _step_index(inputs: StaticInputs, results: list[Tensor], page_table: tuple[T
             row_drafts=inputs.row_drafts,
             row_first_draw=inputs.row_first_draw,
         ),
+        entries=EntryIndex(
+            rows=inputs.entry_rows,
+            boundaries=inputs.entry_boundaries,
+            tags=inputs.entry_tags,
+            dest=found["entry_dest"],
+            row_slots=inputs.row_slots,
+        ),
         rows_intact=found["rows_intact"],
     )
 
 
-def acknowledge(inputs: StaticInputs, index: StepIndex, pools: StatePools) -> tuple[Tensor, Tensor]:
+def acknowledge(inputs: StaticInputs, index: StepIndex, kernels: KernelSet, pools: StatePools) -> tuple[Tensor, Tensor]:
     """After the step: (`pages_intact` [E], `rows_written` [E]), both bool; see StepOutput."""
     if not inputs.entry_rows.shape[0]:
         nothing = inputs.entry_rows.new_empty(0, dtype=torch.bool)
         return nothing, nothing
-    geometry, tables = pools.geometry, pools.tables
-    slot = inputs.row_slots.long()[inputs.entry_rows.long()]
-    pages_intact = torch.ones_like(slot, dtype=torch.bool)
-    page = torch.arange(geometry.pages_per_sequence, device=slot.device)
-    last = inputs.entry_boundaries // geometry.page_size
-    for g, group in enumerate(geometry.layout.groups):
-        low = torch.zeros_like(last)
-        if group.window is not None:
-            low = (inputs.entry_boundaries - group.window + 1).clamp(min=0) // geometry.page_size
-        outside = (page < low[:, None]) | (page >= last[:, None])
-        actual = pools.page_tags[g][:, tables.page_table[g][slot].long()]
-        same = (actual == tables.page_stamps[g][slot]).all(dim=0)
-        pages_intact &= (same | outside).all(dim=1)
-    written = pools.row_tags[:, index.conv.entry_dest.long()] == inputs.entry_tags[:, None]
-    return pages_intact, written.all(dim=2).all(dim=0)
+    tables, geometry = pools.tables, pools.geometry
+    windows = [group.window or 0 for group in geometry.layout.groups]
+    found, table, stamps = list(pools.page_tags), list(tables.page_table), list(tables.page_stamps)
+    pages = PageTags(found, table, stamps, windows, geometry.page_size)
+    return kernels.acknowledge(index.entries, pools.row_tags, pages)
 
 
 def _sizes(geometry: StateGeometry) -> IndexSizes:

@@ -326,7 +326,7 @@ STATE_MUTANTS = [
         "only the first stream is acknowledged",
         "A checkpoint counts as written when the first stream carries its tag.",
         ("vLLM #53084", "omlx #2536"),
-        (edit(ACKNOWLEDGE, "written.all(dim=2).all(dim=0)", "written.all(dim=2)[0]"),),
+        (edit(ACKNOWLEDGE, "pools.row_tags", "pools.row_tags[:1]"),),
         "losses",
         "published without",
     ),
@@ -337,8 +337,8 @@ STATE_MUTANTS = [
         (
             edit(
                 ACKNOWLEDGE,
-                "pages_intact &= (same | outside).all(dim=1)",
-                "pages_intact &= (same | outside).all(dim=1) | (group.window is None)",
+                "list(pools.page_tags)",
+                "[tags[: len(tags) if group.window else 0] for tags, group in zip(pools.page_tags, geometry.layout.groups)]",
             ),
         ),
         "losses",

@@ -20,6 +20,8 @@ SCHEMAS: Mapping[str, str] = {
     "step_index": "(Tensor[] fields, Tensor(a!)[] tables, Tensor(b!)[] results, int[] sizes) -> ()",
     "accept": "(Tensor drawn, Tensor token_ids, Tensor query_start, Tensor row_slots, Tensor row_start, Tensor row_drafts, "
     "Tensor row_first_draw, Tensor(a!) length, Tensor(b!) next_token, int max_drafts) -> Tensor",
+    "acknowledge": "(Tensor entry_rows, Tensor boundaries, Tensor tags, Tensor dest, Tensor row_slots, Tensor row_tags, Tensor[] found, "
+    "Tensor[] table, Tensor[] stamps, int[] windows, int page_size) -> (Tensor, Tensor)",
     "linear": "(Tensor x, Tensor weight, int num_out, bool wide, bool library, int threads) -> Tensor",
     "rms_norm": "(Tensor x, Tensor gain, float eps, int threads) -> Tensor",
     "swiglu": "(Tensor z, int threads) -> Tensor",
@@ -61,9 +63,13 @@ def _shapes_only(name: str) -> Callable[..., Any]:
         shape = (logits.shape[0], n)
         return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape)
 
+    def acknowledge(entry_rows: Tensor, *_: Any) -> tuple[Tensor, ...]:
+        return tuple(entry_rows.new_empty(entry_rows.shape, dtype=torch.bool) for _ in range(2))
+
     functions: dict[str, Callable[..., Any]] = {
         "step_index": lambda *_: None,
         "accept": lambda drawn, token_ids, query_start, row_slots, *_: row_slots.new_empty(row_slots.shape),
+        "acknowledge": acknowledge,
         "linear": lambda x, weight, num_out, *_: x.new_empty(x.shape[0], num_out),
         "swiglu": lambda z, threads: z.new_empty(z.shape[0], z.shape[1] // 2),
         "write_kv": lambda *_: None,

@@ -26,10 +26,12 @@ from samebit.kernels.values import (
     BlockIndex,
     ConvIndex,
     DraftIndex,
+    EntryIndex,
     IndexSizes,
     KvIndex,
     Packed,
     PackedExperts,
+    PageTags,
     SampleColumns,
 )
 
@@ -98,6 +100,17 @@ class KernelSet:
             length, next_token, max_drafts,
         )  # fmt: skip
         return accepted
+
+    def acknowledge(self, ix: EntryIndex, row_tags: Tensor, pages: PageTags) -> tuple[Tensor, Tensor]:
+        """Which entries' pages carry their stamps in every layer, and which entries' rows their tag in every stream: [E] bool each.
+
+        ``row_tags`` [streams, num_rows] int64. An entry whose rows are the sink has nothing to show there, one at 0 no pages.
+        """
+        pages_intact, rows_written = self._ops.acknowledge(
+            ix.rows, ix.boundaries, ix.tags, ix.dest, ix.row_slots, row_tags, pages.found, pages.table, pages.stamps,
+            pages.windows, pages.page_size,
+        )  # fmt: skip
+        return pages_intact, rows_written
 
     def linear(self, x: Tensor, w: Packed) -> Tensor:
         """``x`` [T, K] times the transposed weight: [T, N], in fp32 if the weight was packed as ``wide``."""

@@ -227,3 +227,29 @@ def accept(
     last = drawn[torch.where(draws, row_first_draw + accepted, 0)]
     next_token[torch.where(draws, slot, 0)] = last
     return accepted.int()
+
+
+def acknowledge(
+    entry_rows: Tensor,
+    boundaries: Tensor,
+    tags: Tensor,
+    dest: Tensor,
+    row_slots: Tensor,
+    row_tags: Tensor,
+    found: list[Tensor],
+    table: list[Tensor],
+    stamps: list[Tensor],
+    windows: list[int],
+    page_size: int,
+) -> tuple[Tensor, Tensor]:
+    slot = row_slots.long()[entry_rows.long()]
+    pages_intact = torch.ones_like(slot, dtype=torch.bool)
+    page = torch.arange(table[0].shape[1], device=slot.device)
+    last = boundaries // page_size
+    for actual, pages, expected, window in zip(found, table, stamps, windows, strict=True):
+        low = (boundaries - window + 1).clamp(min=0) // page_size if window else torch.zeros_like(last)
+        outside = (page < low[:, None]) | (page >= last[:, None])
+        same = (actual[:, pages[slot].long()] == expected[slot]).all(dim=0)
+        pages_intact &= (same | outside).all(dim=1)
+    written = (row_tags[:, dest.long()] == tags[:, None]) | (dest == SINK_ROW)
+    return pages_intact, written.all(dim=2).all(dim=0)

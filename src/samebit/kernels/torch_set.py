@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from samebit.kernels import exact
-from samebit.kernels.torch_index import accept, step_index
+from samebit.kernels.torch_index import accept, acknowledge, step_index
 from samebit.kernels.torch_sampling import sample, top_logprobs
 
 QUERY_BLOCK = 64
@@ -307,6 +307,7 @@ def embedding(ids: Tensor, table: Tensor, threads: int) -> Tensor:
 IMPLEMENTATIONS: dict[str, Any] = {
     "step_index": step_index,
     "accept": accept,
+    "acknowledge": acknowledge,
     "linear": linear,
     "rms_norm": rms_norm,
     "swiglu": swiglu,

@@ -133,6 +133,38 @@ class DraftIndex:
 
 
 @dataclass(frozen=True, slots=True)
+class EntryIndex:
+    """Checkpoint entries that are compared after the step: of batch row ``rows`` [E] int32, in slot ``row_slots`` [B] int32 [rows], all
+    pages below ``boundaries`` [E] int64, and the rows ``dest`` [E, K-1] int32, which are to carry ``tags`` [E] int64.
+    """
+
+    rows: Tensor
+    boundaries: Tensor
+    tags: Tensor
+    dest: Tensor
+    row_slots: Tensor
+
+    def __post_init__(self) -> None:
+        check_dense(torch.int32, self.rows, self.dest, self.row_slots)
+        check_dense(torch.int64, self.boundaries, self.tags)
+
+
+@dataclass(frozen=True, slots=True)
+class PageTags:
+    """The tags that pages of group g carry, ``found[g]`` [layers, P] int64, and those that slots' pages must carry.
+
+    Page i of slot s is ``table[g]`` [S, N] int32 [s, i] and must carry ``stamps[g]`` [S, N] int64 [s, i] in every layer. Of pages that lie
+    before ``windows[g]`` > 0 tokens nothing is known; 0: no window.
+    """
+
+    found: list[Tensor]
+    table: list[Tensor]
+    stamps: list[Tensor]
+    windows: list[int]
+    page_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class SampleColumns:
     """Sampling settings per logit row; the meaning is in ``KernelSet.sample``.
 

@@ -79,7 +79,7 @@ def run_step(
     tables = pools.tables
     accepted = kernels.accept(tokens, index.drafts, tables.length, tables.next_token, pools.geometry.max_drafts)
     drafts, confidence = _speculate(speculation, index, hidden, buffers, pools)
-    pages_intact, rows_written = acknowledge(inputs, index, pools)
+    pages_intact, rows_written = acknowledge(inputs, index, kernels, pools)
     return StepTensors(
         tokens=tokens,
         logprobs=logprobs,

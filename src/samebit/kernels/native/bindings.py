@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from samebit.kernels.native.build import NativeLibrary
-from samebit.kernels.torch_index import index_counts
+from samebit.kernels.torch_index import acknowledge, index_counts
 from samebit.kernels.values import check_dense
 
 _FLOAT = torch.float32
@@ -391,7 +391,7 @@ def _index_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]]:
         c_accept(*[x.data_ptr() for x in operands], accepted.data_ptr(), row_slots.shape[0])
         return accepted
 
-    return {"step_index": step_index, "accept": accept}
+    return {"step_index": step_index, "accept": accept, "acknowledge": acknowledge}
 
 
 def implementations(library: NativeLibrary) -> dict[str, Callable[..., Any]]:

@@ -26,7 +26,7 @@ DELTA_BLOCK, TOKEN_BLOCK, ENTRY_BLOCK, SAMPLE_BLOCK, RECORD_BLOCK, ACCEPT_BLOCK 
 ROW_BLOCK = 128
 
 
-def _jit(function: Callable[..., Any]) -> Any:  # Triton has no types
+def jit_once(function: Callable[..., Any]) -> Any:  # Triton has no types
     """A kernel that is compiled once for inputs of all sizes and places: each bucket has a buffer of its own."""
     names = [name for name, x in inspect.signature(function).parameters.items() if x.annotation is not tl.constexpr]
     return triton.jit(function, do_not_specialize=names)
@@ -43,7 +43,7 @@ def batch_rows(tokens, query_start, num_rows, BLOCK: tl.constexpr):
     return found
 
 
-@_jit
+@jit_once
 def apply_deltas_kernel(
     groups, slots, indices, pages, stamps,
     table_0, table_1, table_2, table_3, stamps_0, stamps_1, stamps_2, stamps_3,
@@ -207,7 +207,7 @@ def index_tokens(
     return slot, position, tag, live
 
 
-@_jit
+@jit_once
 def find_addresses_kernel(
     query_start, token_ids, row_slots, row_continues, row_resume, row_start, row_tags, row_resume_tag,
     entry_rows, entry_snapshots, entry_boundaries, sample_rows, sample_offsets,
@@ -270,7 +270,7 @@ def find_addresses_kernel(
         )  # fmt: skip
 
 
-@_jit
+@jit_once
 def record_writes_kernel(
     query_start, starts, write_rows, token_tags, store_rows, store_tags, ring_tags,
     num_tokens, num_rows, ring_origin,
@@ -309,8 +309,8 @@ def step_index(fields: list[Tensor], tables: list[Tensor], results: list[Tensor]
     assert drafts.shape[1] == s.max_drafts, (drafts.shape, s.max_drafts)
     found = dict(zip(INDEX_RESULTS, results, strict=False))
     paged, addresses = tables[len(INDEX_TABLES) :], results[len(INDEX_RESULTS) :]
-    page_table, page_stamps = _four(paged[:groups]), _four(paged[groups:])
-    write_slots, completed = _four(addresses[:groups]), _four(addresses[groups:])
+    page_table, page_stamps = four(paged[:groups]), four(paged[groups:])
+    write_slots, completed = four(addresses[:groups]), four(addresses[groups:])
     launch(
         apply_deltas_kernel,
         (triton.cdiv(deltas, DELTA_BLOCK),),
@@ -340,12 +340,12 @@ def step_index(fields: list[Tensor], tables: list[Tensor], results: list[Tensor]
     )  # fmt: skip
 
 
-def _four(tensors: list[Tensor]) -> list[Tensor]:
-    """A tensor for each group a kernel can have; nothing is done with those beyond the groups there are."""
-    return (tensors + MAX_GROUPS * tensors[:1])[:MAX_GROUPS]
+def four(items: list[Any]) -> list[Any]:  # Any: tensors or sizes
+    """One for each group a kernel can have; nothing is done with those beyond the groups there are."""
+    return (items + MAX_GROUPS * items[:1])[:MAX_GROUPS]
 
 
-@_jit
+@jit_once
 def accept_kernel(
     drawn, token_ids, query_start, row_slots, row_start, row_drafts, row_first_draw, length, next_token, accepted,
     num_rows,

@@ -11,6 +11,7 @@ import triton
 from torch import Tensor
 
 from samebit.kernels.triton import (
+    acknowledgement,
     attention,
     block_attention,
     conv,
@@ -37,6 +38,7 @@ def implementations(activation: torch.dtype) -> dict[str, Callable[..., Any]]:
         **rows.implementations(activation),
         "step_index": index.step_index,
         "accept": index.accept,
+        "acknowledge": acknowledgement.acknowledge,
         "short_conv": conv.short_conv,
         "shift": conv.shift,
         "write_kv": pages.write_kv,
