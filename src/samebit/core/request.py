@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from samebit.core.errors import InvalidRequestError
+from samebit.core.reply import ReplyPiece, TokenKind
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 MissReason = Literal[
@@ -144,6 +145,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     another reasoning effort, which stands at its beginning.
     `cache_salt` separates tenants in the prefix cache. `sample_index` tells apart the n samples of a request, which
     share a seed. `prompt_logprobs_start` is the first prompt token whose logprob is wanted (1 is the first that has one).
+    `wants_pieces`: the answer is a reply in the model's message format, and is to be taken apart; it then ends with the
+    first call of a tool if `ends_after_call`. `banned_token_ids` are never drawn.
     """
 
     request_id: str
@@ -157,6 +160,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs_start: int = 1
     wants_progress: bool = False
     effort_changed: bool = False
+    wants_pieces: bool = False
+    ends_after_call: bool = False
+    banned_token_ids: tuple[int, ...] = ()
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
@@ -218,6 +224,8 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     `finish_reason` everything that belongs to the answer has been delivered. `stop_reason` is the stop string or token id.
     `num_processed_tokens`: prompt tokens that have state, cached ones among them. `cache_miss_reason`: why none came from the
     prefix cache, when the request was first admitted (None: some did, or there is no cache).
+    `pieces` and `token_kinds` are those of a reply that was to be taken apart, whose `text` is its content; the kinds of all
+    tokens come in order, but some of them later than their tokens.
     """
 
     request_id: str
@@ -225,6 +233,8 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[TokenLogprobs] = []
+    pieces: list[ReplyPiece] = []
+    token_kinds: list[TokenKind] = []
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None

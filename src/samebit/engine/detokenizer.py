@@ -118,6 +118,14 @@ class IncrementalDetokenizer:
             return ""
         return self._emit(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
 
+    def pass_over(self) -> None:
+        """Count a token that is no part of the text."""
+        self.num_tokens += 1
+
+    def cut(self) -> str:
+        """No character goes on beyond here: an unfinished one becomes U+FFFD. Return the text that is now certain."""
+        return "" if self.match is not None else self._emit(self._decoder.decode(b"", final=True))
+
     def finish(self) -> str:
         """Return what was held back; an unfinished character becomes U+FFFD.
 

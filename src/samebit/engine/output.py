@@ -4,16 +4,41 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from samebit.core.reply import MessageFormat, ReplyPiece, TokenKind
 from samebit.core.request import EngineOutput, FinishReason, Request, TokenLogprobs
 from samebit.engine.detokenizer import IncrementalDetokenizer, StopAutomaton
+from samebit.engine.reply_parser import ReplyParser
 from samebit.engine.tokenizer import Tokenizer
 from samebit.scheduler.sequence import Progress
 
 
 @dataclass(slots=True)
 class _OpenRequest:
+    """`parser` takes the answer apart, if that is wanted; else all of it goes through the detokenizer."""
+
     request: Request
     detokenizer: IncrementalDetokenizer
+    parser: ReplyParser | None
+
+    def push(self, token_id: int, *, is_shown: bool) -> str:
+        """Take a token; return the text of a request without a parser. A stop token that is not shown may still end a message."""
+        if self.parser is None:
+            return self.detokenizer.push(token_id) if is_shown else ""
+        self.parser.push(token_id, is_shown=is_shown)
+        return ""
+
+    def finish(self) -> str:
+        """There are no more tokens; return as `push`."""
+        if self.parser is None:
+            return self.detokenizer.finish()
+        self.parser.finish()
+        return ""
+
+    def has_ended(self) -> bool:
+        """Whether its one call is made."""
+        wanted = self.parser is not None and self.request.ends_after_call
+        is_made = wanted and self.parser is not None and self.parser.has_ended_call
+        return is_made and self.detokenizer.num_tokens >= self.request.params.min_tokens
 
 
 class OutputProcessor:
@@ -21,6 +46,7 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._format = MessageFormat.of(tokenizer.special_tokens())
         self._open: dict[str, _OpenRequest] = {}
 
     def open(self, request: Request) -> None:
@@ -34,14 +60,18 @@ class OutputProcessor:
             skip_special_tokens=params.skip_special_tokens,
             min_tokens=params.min_tokens,
         )
-        self._open[request.request_id] = _OpenRequest(request, detokenizer)
+        parser = None
+        if request.wants_pieces and self._format is not None:
+            parser = ReplyParser(self._format, self._tokenizer, detokenizer)
+            parser.begin(request.prompt_token_ids)
+        self._open[request.request_id] = _OpenRequest(request, detokenizer, parser)
 
     def close(self, request_id: str) -> None:
         """Forget a request that ends without further output."""
         self._open.pop(request_id, None)
 
     def process(self, progress: Progress) -> EngineOutput:
-        """The output of one step for one request. A `finish_reason` that `progress` lacks means: a stop string ended it."""
+        """The output of one step for one request. A `finish_reason` that `progress` lacks means: what was said ended it."""
         entry = self._open[progress.request_id]
         detokenizer, params = entry.detokenizer, entry.request.params
         text = ""
@@ -51,13 +81,19 @@ class OutputProcessor:
         for position, token in enumerate(progress.tokens):
             tokens.append(token)
             is_stop_token = stop is not None and position == len(progress.tokens) - 1
-            if is_stop_token and not params.include_stop_str_in_output:
-                continue
-            text += detokenizer.push(token.token_id)
+            text += entry.push(token.token_id, is_shown=params.include_stop_str_in_output or not is_stop_token)
             if detokenizer.match is not None:
                 break
+            if entry.has_ended():
+                reason, stop = "stop", stop if is_stop_token else None
+                break
         if reason is not None:
-            text += detokenizer.finish()
+            text += entry.finish()
+        pieces: list[ReplyPiece] = []
+        kinds: list[TokenKind] = []
+        if entry.parser is not None:
+            pieces, kinds = entry.parser.take()
+            text = "".join(piece.text for piece in pieces if piece.kind == "content")
         if detokenizer.match is not None:
             reason, stop = "stop", detokenizer.match.stop_string
         elif stop not in (params.stop_token_ids or ()):
@@ -70,6 +106,8 @@ class OutputProcessor:
             token_ids=[token.token_id for token in tokens],
             logprobs=tokens if params.logprobs is not None else [],
             prompt_logprobs=progress.prompt,
+            pieces=pieces,
+            token_kinds=kinds,
             finish_reason=reason,
             stop_reason=stop,
             error=progress.error,

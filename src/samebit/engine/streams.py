@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from samebit.core.errors import SamebitError
+from samebit.core.reply import joined
 from samebit.core.request import EngineOutput, SpeculationCounts
 
 
@@ -80,6 +81,8 @@ def merge(outputs: Sequence[EngineOutput]) -> EngineOutput:
         token_ids=[token for output in outputs for token in output.token_ids],
         logprobs=[item for output in outputs for item in output.logprobs],
         prompt_logprobs=[item for output in outputs for item in output.prompt_logprobs],
+        pieces=joined(piece for output in outputs for piece in output.pieces),
+        token_kinds=[kind for output in outputs for kind in output.token_kinds],
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         error=last.error,

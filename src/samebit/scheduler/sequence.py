@@ -85,7 +85,9 @@ class Sequence:
     def logit_edits(self, guesses: list[int]) -> LogitEdits:
         """What changes in the logits of the token behind all tokens and `guesses`."""
         params = self.request.params
-        banned = self.stop_ids if self.num_output + len(guesses) < params.min_tokens else frozenset[int]()
+        banned = frozenset(self.request.banned_token_ids)
+        if self.num_output + len(guesses) < params.min_tokens:
+            banned |= self.stop_ids
         if self.rules is None:
             return banning(banned)
         return self.rules.edits([*self.token_ids[self.num_prompt :], *guesses], banned)
