@@ -55,7 +55,8 @@ def twin(x, taps, values, tags, ix, residual=None):
 
 def random_step(rng, max_count=2 * RING):
     """An index of rows that go on or resume, with entries and stale sources; pool rows read; how many there are."""
-    num_rows, next_row = rng.randint(1, 4), 2
+    # Sometimes more of them, and of their entries, than a program takes.
+    num_rows, next_row = rng.choice([1, 2, 3, 4, 11]), 2
     columns = {name: [] for name in ConvIndex.__slots__}
     columns["query_start"] = [0]
     sources = {0}

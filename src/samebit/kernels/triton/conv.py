@@ -19,12 +19,15 @@ from samebit.kernels.triton.index import ROW_BLOCK, batch_rows
 from samebit.kernels.triton.launch import launch
 
 SINK_ROW = tl.constexpr(values.SINK_ROW)
-BLOCK_T, BLOCK_C, SCAN = 8, 256, 256
-"""Tokens and channels of a program; tokens that are searched at once for one that takes a stored row's place."""
+BLOCK_T, BLOCK_C, OWNERS, SCAN = 8, 256, 8, 256
+"""Tokens and channels of a program; batch rows or entries of one, of which most steps have nothing to copy; tokens that are searched
+at once for one that takes a stored row's place.
+"""
 # Parts of buffers that differ from bucket to bucket: where they lie and how many there are compiles nothing anew.
 _INDEX = [
     "row_tags", "query_start", "read_rows", "read_tags", "store_rows", "store_tags", "write_rows", "write_tags",
     "entry_sources", "entry_source_tags", "entry_dest", "entry_tag", "held_tags", "num_tokens", "num_rows",
+    "num_entries",
 ]  # fmt: skip
 
 
@@ -88,6 +91,14 @@ def convolve(
 
 
 @triton.jit
+def any_wanted(dest, first, last, HISTORY: tl.constexpr, OWNERS: tl.constexpr, BLOCK_H: tl.constexpr):
+    """Whether any of the owners ``first`` .. ``last`` - 1, at most OWNERS, has a destination beyond the sink."""
+    place = tl.arange(0, OWNERS * BLOCK_H)
+    row = tl.load(dest + first * HISTORY + place, mask=place < (last - first) * HISTORY, other=SINK_ROW)
+    return tl.max(row, axis=0) > SINK_ROW
+
+
+@triton.jit
 def hold(
     x, rows, row_tags, held, held_tags, source, dest, expected, tag, held_row, channel, x_stride, CHANNELS: tl.constexpr
 ):
@@ -110,38 +121,49 @@ def hold(
 def read_kernel(
     x, taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags,
     entry_sources, entry_source_tags, entry_dest, entry_tag, residual, out, held, held_tags,
-    num_tokens, num_rows, x_stride, residual_stride,
+    num_tokens, num_rows, num_entries, x_stride, residual_stride,
     TAPS: tl.constexpr, CHANNELS: tl.constexpr, IS_SHIFT: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_H: tl.constexpr, ROW_BLOCK: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_H: tl.constexpr, OWNERS: tl.constexpr, ROW_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Outputs, and what is to be copied within the pool, with its new tags: a program for each batch row and entry."""
+    """Outputs, and what is to be copied within the pool, with its new tags: a program for some batch rows or entries."""
     HISTORY: tl.constexpr = TAPS - 1
-    token_programs = tl.cdiv(num_tokens, BLOCK_T)
-    owner = tl.program_id(0) - token_programs
+    row_programs = tl.cdiv(num_rows, OWNERS)
+    program = tl.program_id(0) - tl.cdiv(num_tokens, BLOCK_T)
     channel = (tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
     h = tl.arange(0, BLOCK_H)
-    is_place, held_row = h < HISTORY, owner * HISTORY + h
-    if owner < 0:
+    is_place = h < HISTORY
+    if program < 0:
         convolve(
             x, taps, rows, query_start, read_rows, residual, out, tl.program_id(0) * BLOCK_T, channel, num_tokens,
             num_rows, x_stride, residual_stride, TAPS, CHANNELS, IS_SHIFT, HAS_RESIDUAL, BLOCK_T, ROW_BLOCK,
         )  # fmt: skip
-    elif owner < num_rows:
-        store_dest = tl.load(store_rows + held_row, mask=is_place, other=SINK_ROW)
-        read_row = tl.load(read_rows + held_row, mask=is_place, other=0)
-        read_tag = tl.load(read_tags + held_row, mask=is_place, other=0)
-        store_tag = tl.load(store_tags + held_row, mask=is_place, other=0)
-        hold(
-            x, rows, row_tags, held, held_tags, -(read_row + 1), store_dest, read_tag, store_tag, held_row, channel,
-            x_stride, CHANNELS,
-        )  # fmt: skip
+    elif program < row_programs:
+        first, last = program * OWNERS, tl.minimum((program + 1) * OWNERS, num_rows)
+        if any_wanted(store_rows, first, last, HISTORY, OWNERS, BLOCK_H):
+            for row in range(first, last):
+                at = row * HISTORY + h
+                store_dest = tl.load(store_rows + at, mask=is_place, other=SINK_ROW)
+                read_row = tl.load(read_rows + at, mask=is_place, other=0)
+                read_tag = tl.load(read_tags + at, mask=is_place, other=0)
+                store_tag = tl.load(store_tags + at, mask=is_place, other=0)
+                hold(
+                    x, rows, row_tags, held, held_tags, -(read_row + 1), store_dest, read_tag, store_tag, at, channel,
+                    x_stride, CHANNELS,
+                )  # fmt: skip
     else:
-        at = held_row - num_rows * HISTORY
-        dest = tl.load(entry_dest + at, mask=is_place, other=SINK_ROW)
-        source = tl.load(entry_sources + at, mask=is_place, other=0)
-        source_tag = tl.load(entry_source_tags + at, mask=is_place, other=0)
-        tag = tl.load(entry_tag + owner - num_rows)
-        hold(x, rows, row_tags, held, held_tags, source, dest, source_tag, tag, held_row, channel, x_stride, CHANNELS)
+        first = (program - row_programs) * OWNERS
+        last = tl.minimum(first + OWNERS, num_entries)
+        if any_wanted(entry_dest, first, last, HISTORY, OWNERS, BLOCK_H):
+            for entry in range(first, last):
+                at = entry * HISTORY + h
+                dest = tl.load(entry_dest + at, mask=is_place, other=SINK_ROW)
+                source = tl.load(entry_sources + at, mask=is_place, other=0)
+                source_tag = tl.load(entry_source_tags + at, mask=is_place, other=0)
+                tag = tl.load(entry_tag + entry)
+                hold(
+                    x, rows, row_tags, held, held_tags, source, dest, source_tag, tag, num_rows * HISTORY + at, channel,
+                    x_stride, CHANNELS,
+                )  # fmt: skip
 
 
 @triton.jit
@@ -158,17 +180,17 @@ def put_held(rows, row_tags, held, held_tags, held_row, dest, channel, CHANNELS:
 @triton.jit(do_not_specialize=_INDEX)
 def write_kernel(
     x, rows, row_tags, query_start, store_rows, write_rows, write_tags, entry_dest, held, held_tags,
-    num_tokens, num_rows, x_stride,
+    num_tokens, num_rows, num_entries, x_stride,
     HISTORY: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_H: tl.constexpr, SCAN: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_H: tl.constexpr, OWNERS: tl.constexpr, SCAN: tl.constexpr,
 ):  # fmt: skip
     """The step's inputs, and what was held, to their pool rows."""
-    token_programs = tl.cdiv(num_tokens, BLOCK_T)
-    owner = tl.program_id(0) - token_programs
+    row_programs = tl.cdiv(num_rows, OWNERS)
+    program = tl.program_id(0) - tl.cdiv(num_tokens, BLOCK_T)
     channel = (tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
     h = tl.arange(0, BLOCK_H)
-    is_place, held_row = h < HISTORY, owner * HISTORY + h
-    if owner < 0:
+    is_place = h < HISTORY
+    if program < 0:
         token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
         live = (token < num_tokens) & (token < tl.load(query_start + num_rows))
         write_row = tl.load(write_rows + token, mask=live, other=SINK_ROW)
@@ -178,20 +200,29 @@ def write_kernel(
         if tl.program_id(1) == 0:
             token_tag = tl.load(write_tags + token, mask=live, other=0)
             tl.store(row_tags + write_row, token_tag, mask=write_row > SINK_ROW)
-    elif owner < num_rows:
-        store_dest = tl.load(store_rows + held_row, mask=is_place, other=SINK_ROW)
-        begin, end = tl.load(query_start + owner), tl.load(query_start + owner + 1)
-        stores = tl.max(store_dest, axis=0) > SINK_ROW
-        taken = tl.zeros_like(store_dest)
-        for first in range(begin, tl.where(stores, end, begin), SCAN):
-            later = first + tl.arange(0, SCAN)
-            later_row = tl.load(write_rows + later, mask=later < end, other=0)
-            taken += tl.sum((later_row[None, :] == store_dest[:, None]).to(tl.int32), axis=1)
-        left = tl.where(taken == 0, store_dest, SINK_ROW)
-        put_held(rows, row_tags, held, held_tags, held_row, left, channel, CHANNELS)
+    elif program < row_programs:
+        first, last = program * OWNERS, tl.minimum((program + 1) * OWNERS, num_rows)
+        if any_wanted(store_rows, first, last, HISTORY, OWNERS, BLOCK_H):
+            for row in range(first, last):
+                at = row * HISTORY + h
+                store_dest = tl.load(store_rows + at, mask=is_place, other=SINK_ROW)
+                begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
+                stores = tl.max(store_dest, axis=0) > SINK_ROW
+                taken = tl.zeros_like(store_dest)
+                for start in range(begin, tl.where(stores, end, begin), SCAN):
+                    later = start + tl.arange(0, SCAN)
+                    later_row = tl.load(write_rows + later, mask=later < end, other=0)
+                    taken += tl.sum((later_row[None, :] == store_dest[:, None]).to(tl.int32), axis=1)
+                left = tl.where(taken == 0, store_dest, SINK_ROW)
+                put_held(rows, row_tags, held, held_tags, at, left, channel, CHANNELS)
     else:
-        dest = tl.load(entry_dest + held_row - num_rows * HISTORY, mask=is_place, other=SINK_ROW)
-        put_held(rows, row_tags, held, held_tags, held_row, dest, channel, CHANNELS)
+        first = (program - row_programs) * OWNERS
+        last = tl.minimum(first + OWNERS, num_entries)
+        if any_wanted(entry_dest, first, last, HISTORY, OWNERS, BLOCK_H):
+            for entry in range(first, last):
+                at = entry * HISTORY + h
+                dest = tl.load(entry_dest + at, mask=is_place, other=SINK_ROW)
+                put_held(rows, row_tags, held, held_tags, num_rows * HISTORY + at, dest, channel, CHANNELS)
 
 
 def _run(
@@ -213,15 +244,16 @@ def _run(
     extra = x if residual is None else residual
     assert extra.stride(1) == 1, extra.stride()
     block_c = min(BLOCK_C, triton.next_power_of_2(channels))
-    grid = (triton.cdiv(tokens, BLOCK_T) + num_rows + num_entries, triton.cdiv(channels, block_c))
-    shape: dict[str, Any] = {"CHANNELS": channels, "BLOCK_T": BLOCK_T, "BLOCK_C": block_c}
+    owner_programs = triton.cdiv(num_rows, OWNERS) + triton.cdiv(num_entries, OWNERS)
+    grid = (triton.cdiv(tokens, BLOCK_T) + owner_programs, triton.cdiv(channels, block_c))
+    shape: dict[str, Any] = {"CHANNELS": channels, "BLOCK_T": BLOCK_T, "BLOCK_C": block_c, "OWNERS": OWNERS}
     shape["BLOCK_H"] = triton.next_power_of_2(history)
     launch(
         read_kernel,
         grid,
         x, x if taps is None else taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags,
         entry_sources, entry_source_tags, entry_dest, entry_tag, extra, out, held, held_tags, tokens, num_rows,
-        x.stride(0), extra.stride(0),
+        num_entries, x.stride(0), extra.stride(0),
         TAPS=history + 1, IS_SHIFT=taps is None, HAS_RESIDUAL=residual is not None, ROW_BLOCK=ROW_BLOCK, **shape,
         enable_fp_fusion=False,
     )  # fmt: skip
@@ -229,7 +261,7 @@ def _run(
         write_kernel,
         grid,
         x, rows, row_tags, query_start, store_rows, write_rows, write_tags, entry_dest, held, held_tags, tokens,
-        num_rows, x.stride(0),
+        num_rows, num_entries, x.stride(0),
         HISTORY=history, SCAN=SCAN, **shape,
     )  # fmt: skip
     return out
