@@ -1,9 +1,13 @@
 """New weights in a running engine: the answers become those of an engine that was started with them."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from samebit.core.config import EngineConfig
-from samebit.core.errors import ModelError, ModelNotFoundError
+from samebit.core.errors import CheckpointError, ConfigError, ModelError, ModelNotFoundError
 from samebit.core.request import Request, SamplingParams
 from samebit.engine.engine import Engine
 from tests.random_checkpoint import write_checkpoint
@@ -23,6 +27,10 @@ def engine_of(model):
     return Engine(EngineConfig(model=model, num_threads=1, cache_bytes=20_000_000, checkpoint_interval=16))
 
 
+def update(engine, model):
+    return engine.use_weights(engine.load_weights(model))
+
+
 def ask(engine, name):
     params = SamplingParams(max_tokens=8, temperature=0, logprobs=2)
     engine.add(Request(request_id=name, prompt_token_ids=PROMPT, params=params, seed=1))
@@ -37,7 +45,7 @@ def test_the_answers_are_those_of_an_engine_that_was_started_with_the_weights(mo
     engine, fresh = engine_of(old), engine_of(new)
     before, _ = ask(engine, "a")
     assert ask(engine, "b")[1] > 0, "the old weights' state is cached"
-    info = engine.update_weights(new)
+    info = update(engine, new)
     assert info == engine.info
     assert (info.model, info.system_fingerprint) == (new, fresh.info.system_fingerprint)
     after, num_cached = ask(engine, "c")
@@ -47,7 +55,7 @@ def test_the_answers_are_those_of_an_engine_that_was_started_with_the_weights(mo
     assert num_cached > 0
     assert again == after
     assert engine.stats()["num_weight_updates"] == 1
-    engine.update_weights(old)
+    update(engine, old)
     assert ask(engine, "e") == (before, 0)
 
 
@@ -57,23 +65,49 @@ def test_a_checkpoint_of_another_shape_leaves_everything_as_it_was(models, tmp_p
     info = engine.info
     wider = write_checkpoint(tmp_path / "wider", sliding_window_size=7)
     with pytest.raises(ModelError, match="state layout"):
-        engine.update_weights(str(wider))
+        update(engine, str(wider))
     (tmp_path / "broken").mkdir()
     with pytest.raises(ModelError):
-        engine.update_weights(str(tmp_path / "broken"))
+        update(engine, str(tmp_path / "broken"))
     with pytest.raises(ModelNotFoundError):
-        engine.update_weights(str(tmp_path / "nowhere"))
+        update(engine, str(tmp_path / "nowhere"))
     assert engine.info == info
     again, num_cached = ask(engine, "b")
     assert num_cached > 0, "the cache is still there"
     assert again == before
 
 
+def test_weights_that_are_loaded_beside_steps_change_no_answer(models):
+    engine = engine_of(models[0])
+    before, _ = ask(engine, "a")
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(engine.load_weights, models[1])
+        answers = [ask(engine, f"b{n}")[0] for n in range(5)]
+        weights = loading.result()
+    assert answers == [before] * 5
+    engine.use_weights(weights)
+    assert ask(engine, "c") == (ask(engine_of(models[1]), "c")[0], 0)
+
+
+def test_weights_that_are_not_finite_or_too_many_are_not_loaded(models, tmp_path):
+    engine = engine_of(models[0])
+    spoilt = write_checkpoint(tmp_path / "spoilt")
+    tensors = load_file(spoilt / "model.safetensors")
+    tensors["model.llm.norm.weight"][3] = torch.nan
+    save_file(tensors, spoilt / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"'model\.llm\.norm\.weight' has values that are not finite"):
+        engine.load_weights(str(spoilt))
+    with (spoilt / "model-2.safetensors").open("wb") as file:
+        file.truncate(1 << 43)
+    with pytest.raises(ConfigError, match="weights take 8796"):
+        engine.load_weights(str(spoilt))
+
+
 def test_weights_do_not_change_under_a_request(models):
     engine = engine_of(models[0])
     engine.add(Request(request_id="a", prompt_token_ids=PROMPT, params=SamplingParams(), seed=1))
     with pytest.raises(AssertionError, match="under a request"):
-        engine.update_weights(models[1])
+        update(engine, models[1])
 
 
 def test_an_emptied_cache_is_missed_once(models):

@@ -77,10 +77,15 @@ class FakeEngine:
     def flush_cache(self):
         self.num_flushes += 1
 
-    def update_weights(self, model):
+    def load_weights(self, model):
+        if "slow" in model:
+            time.sleep(0.5)
+        if model.endswith("cursed"):
+            raise ModelError(f"{model}: these weights are cursed")
+        return model
+
+    def use_weights(self, model):
         assert not self.has_work
-        if model == "cursed":
-            raise ModelError("cursed: these weights are cursed")
         self.info = msgspec.structs.replace(self.info, model=model, system_fingerprint=f"fp_{model}")
         return self.info
 

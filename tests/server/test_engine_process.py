@@ -305,24 +305,48 @@ def test_weights_are_loaded_when_no_request_is_open_and_none_comes_between(run):
         with pytest.raises(OverloadedError, match="weights"):
             await client.update_weights("third")
         assert (await first).token_ids == answer_ids(request("first"), 40)
-        info = await update
+        assert await update == 0
         assert (await answer(client, request("third"))).finish_reason == "length"
-        return info, client.info
+        return client.info
 
-    info, kept = run(story)
+    info = run(story)
     assert (info.model, info.system_fingerprint) == ("other", "fp_other")
-    assert kept == info
 
 
-def test_weights_that_cannot_be_loaded_leave_the_old_ones(run):
+@pytest.mark.parametrize("is_aborting", [False, True])
+def test_weights_that_cannot_be_loaded_leave_the_old_ones_and_every_request(run, is_aborting):
     async def story(client, metrics):
-        with pytest.raises(ModelError, match="cursed"):
-            await client.update_weights("cursed")
+        with client.submit([request("open", ENDLESS)]) as stream:
+            await anext(stream)
+            update = asyncio.create_task(client.update_weights("slow and cursed", is_aborting=is_aborting))
+            await asyncio.sleep(0.1)
+            assert (await answer(client, request("new"))).finish_reason == "length", "requests are taken meanwhile"
+            with pytest.raises(OverloadedError, match="weights"):
+                await client.update_weights("third")
+            with pytest.raises(ModelError, match="cursed"):
+                await update
+            assert client.num_open == 1
+            assert (await anext(stream)).finish_reason is None
         assert not client.is_updating
         assert (client.info.model, client.info.system_fingerprint) == ("nano", "fp_fake")
         return await answer(client, request("a"))
 
     assert run(story).finish_reason == "length"
+
+
+def test_weights_that_an_engine_of_before_has_loaded_are_not_served(run):
+    async def story(client, metrics):
+        with client.submit([request("a", ENDLESS)]):
+            update = asyncio.create_task(client.update_weights("other"))
+            await until(lambda: client.is_updating)
+            os.kill(child_pid(), signal.SIGKILL)
+        with pytest.raises(EngineDeadError):
+            await update
+        await until(lambda: not client.is_dead)
+        assert not client.is_updating
+        assert client.info.model == "nano"
+
+    run(story, max_restarts=1)
 
 
 def test_a_dead_engine_answers_no_call(run):

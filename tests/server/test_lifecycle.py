@@ -47,7 +47,7 @@ class Asking(threading.Thread):
             self.answer = error
 
     def result(self):
-        self.join(20)
+        self.join(60)
         assert not self.is_alive(), "a request hangs"
         return self.answer
 

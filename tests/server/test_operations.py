@@ -140,6 +140,20 @@ def test_other_weights_need_not_wait(start, tmp_path):
     assert answer["system_fingerprint"] == "fp_fake"
 
 
+@pytest.mark.parametrize("abort_all", [False, True])
+def test_weights_that_are_refused_touch_no_request(start, tmp_path, abort_all):
+    server = start()
+    (tmp_path / "cursed").mkdir()
+    with server.raw_stream(body(ENDLESS, stream=True)):
+        server.until(lambda: server.stat("num_running") == 1)
+        fields = {"model_path": str(tmp_path / "cursed"), "abort_all_requests": abort_all}
+        status, _, answer = server.post("/update_weights_from_disk", fields)
+        assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "weights_refused", "model_path")
+        assert "cursed" in answer["error"]["message"]
+        assert server.stat("num_running") == 1
+        assert server.get("/ready")[0] == 200
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

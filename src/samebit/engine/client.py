@@ -25,6 +25,7 @@ from samebit.engine.messages import (
     Fatal,
     FlushCache,
     FromEngine,
+    LoadWeights,
     Outputs,
     QueueTimes,
     Ready,
@@ -33,7 +34,7 @@ from samebit.engine.messages import (
     Stats,
     Submit,
     ToEngine,
-    UpdateWeights,
+    UseWeights,
     decode_from_engine,
     encode,
     error_of,
@@ -74,7 +75,8 @@ class AsyncEngineClient:
         self._idle.set()
         self._calls: dict[int, asyncio.Future[EngineInfo]] = {}
         self._numbers = itertools.count()
-        self._update: asyncio.Task[EngineInfo] | None = None
+        self._update: asyncio.Task[int] | None = None
+        self._is_switching = False
         self._info: EngineInfo | None = None
         self._down: SamebitError | None = EngineDeadError("the engine has not been started")
         self._last_words: SamebitError | None = None
@@ -114,8 +116,8 @@ class AsyncEngineClient:
 
     @property
     def is_updating(self) -> bool:
-        """Whether other weights are being loaded."""
-        return self._update is not None
+        """Whether other weights wait for the last open request, so that no new one is taken."""
+        return self._is_switching
 
     def connect(self, folder: Path) -> str:
         """The address that a new engine process is to connect to: a socket file in `folder`, which must be private.
@@ -206,15 +208,16 @@ class AsyncEngineClient:
         """Empty the prefix cache. Raises EngineDeadError."""
         await self._call(FlushCache(next(self._numbers)))
 
-    async def update_weights(self, model: str) -> EngineInfo:
-        """Serve the weights of `model` as soon as no request is open; until then, and while they load, none is taken on.
+    async def update_weights(self, model: str, *, is_aborting: bool = False) -> int:
+        """Load the weights of `model` while requests go on, and serve them as soon as none is open.
 
-        Goes on when the caller is cancelled. Raises OverloadedError if an update is in progress, EngineDeadError, and what
-        the engine gives as the reason when it cannot serve them (ConfigError, ModelError): then the old ones are served on.
+        Once they are loaded no request is taken on until they are served, and with `is_aborting` all open ones are ended; returns
+        how many. Goes on when the caller is cancelled. Raises OverloadedError if an update is in progress, EngineDeadError,
+        and what the engine gives as the reason when it cannot serve them (ConfigError, ModelError): then nothing has changed.
         """
         if self._update is not None:
             raise OverloadedError("other weights are being loaded; try again later")
-        self._update = asyncio.create_task(self._update_when_idle(model))
+        self._update = asyncio.create_task(self._load_and_switch(model, is_aborting=is_aborting))
         return await asyncio.shield(self._update)
 
     def end_open(self, error: SamebitError) -> None:
@@ -260,7 +263,7 @@ class AsyncEngineClient:
 
     def _check_room(self, requests: Sequence[Request]) -> None:
         self.check_count(len(requests))
-        if self._update is not None:
+        if self._is_switching:
             self._metrics.refuse("weights_update", len(requests))
             raise OverloadedError("other weights are being loaded; try again later")
         if len(self._open) + len(requests) > self.max_open:
@@ -286,15 +289,18 @@ class AsyncEngineClient:
                 self._idle.set()
         return entry
 
-    async def _update_when_idle(self, model: str) -> EngineInfo:
+    async def _load_and_switch(self, model: str, *, is_aborting: bool) -> int:
         try:
+            await self._call(LoadWeights(next(self._numbers), model))
+            self._is_switching = True
+            num_aborted = self.cancel(None) if is_aborting else 0
             await self._idle.wait()
-            self._info = await self._call(UpdateWeights(next(self._numbers), model))
-            return self._info
+            self._info = await self._call(UseWeights(next(self._numbers)))
+            return num_aborted
         finally:
-            self._update = None
+            self._update, self._is_switching = None, False
 
-    async def _call(self, message: FlushCache | UpdateWeights) -> EngineInfo:
+    async def _call(self, message: FlushCache | LoadWeights | UseWeights) -> EngineInfo:
         if self._down is not None:
             raise EngineDeadError(str(self._down))
         answer: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()

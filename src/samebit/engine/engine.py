@@ -22,7 +22,7 @@ from samebit.engine.device import (
     tell_memory,
 )
 from samebit.engine.interrupts import uninterrupted
-from samebit.engine.loading import load, load_again
+from samebit.engine.loading import NextWeights, check_room, load, load_again
 from samebit.engine.memory import memory_of
 from samebit.engine.model_source import resolve_model
 from samebit.engine.output import OutputProcessor
@@ -127,29 +127,36 @@ class Engine:
         """Empty the prefix cache, but for what a running request is about to resume from."""
         self.manager.drop_all_checkpoints()
 
-    def update_weights(self, model: str) -> EngineInfo:
-        """Serve another checkpoint's weights from now on; nothing is hit that was computed with those of before.
+    def load_weights(self, model: str) -> NextWeights:
+        """Another checkpoint, ready to be served; changes nothing, and may run beside `step` in a thread of its own.
 
-        The tokenizer and all settings stay, and until it is ready both models are in memory. No request may be open.
-        Raises ConfigError or ModelError when they cannot be served, and then the old ones are.
+        Until the old one goes both are in memory. Raises ConfigError or ModelError if it cannot take the old one's place.
         """
-        assert not self.has_work, "weights do not change under a request"
         if self._device.type != "cpu":
             raise ConfigError(
                 f"model={model!r}: weights are not updated on a GPU, whose memory holds one model; restart instead"
             )
         config, folder = self._config, resolve_model(model)
+        check_room(folder, free_bytes(self._device))
         loaded = load_again(config, folder, self._device, self._loaded)
         profile = numerics_profile(config, loaded.kernels)
-        info = msgspec.structs.replace(
-            self.info, model=model, system_fingerprint=fingerprint(folder, profile), profile=profile
-        )
-        runner = make_runner(config, loaded, self.pools, self._device)
-        capture_graphs(config, runner, self.pools, is_drafting=loaded.drafter is not None)
+        return NextWeights(model, loaded, fingerprint(folder, profile), profile)
+
+    def use_weights(self, weights: NextWeights) -> EngineInfo:
+        """Serve these from now on; nothing is hit that was computed with those of before. No request may be open.
+
+        The tokenizer and all settings stay.
+        """
+        assert not self.has_work, "weights do not change under a request"
+        runner = make_runner(self._config, weights.loaded, self.pools, self._device)
+        capture_graphs(self._config, runner, self.pools, is_drafting=weights.loaded.drafter is not None)
         self.manager.begin_epoch()
-        self._loaded, self._runner, self.info = loaded, runner, info
+        self._loaded, self._runner = weights.loaded, runner
+        self.info = msgspec.structs.replace(
+            self.info, model=weights.model, system_fingerprint=weights.fingerprint, profile=weights.profile
+        )
         self._totals["num_weight_updates"] += 1
-        return info
+        return self.info
 
     def _step(self) -> list[EngineOutput]:
         plan = self.scheduler.plan()

@@ -37,6 +37,16 @@ class Loaded:
         return (target, None) if self.drafter is None else join_layouts(target, self.drafter.state_layout())
 
 
+@dataclass(frozen=True, slots=True)
+class NextWeights:
+    """What an engine can serve instead of what it serves."""
+
+    model: str
+    loaded: Loaded
+    fingerprint: str
+    profile: dict[str, str | int]
+
+
 def load(config: EngineConfig, folder: Path, device: torch.device) -> Loaded:
     """The model in `folder` and its drafter, with kernels that are row-pure for each of their shapes.
 
@@ -57,6 +67,15 @@ def load(config: EngineConfig, folder: Path, device: torch.device) -> Loaded:
     for failure in failures:
         _log.warning("%s is not row-pure on this host for %s; using the torch kernels there", kernels.name, failure)
     return _load_with(config, folder, kernels.without((f.num_out, f.num_in) for f in failures), device)
+
+
+def check_room(folder: Path, free: int) -> None:
+    """Raise ConfigError unless a copy of the weights in `folder` fits into `free` bytes: who runs out of memory is killed."""
+    needed = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if needed > free:
+        raise ConfigError(
+            f"{folder}: its weights take {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB of memory are free"
+        )
 
 
 def load_again(config: EngineConfig, folder: Path, device: torch.device, old: Loaded) -> Loaded:

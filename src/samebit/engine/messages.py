@@ -28,11 +28,17 @@ class FlushCache(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
-class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
-    """Load other weights once no request is open; answered by Done with the same `number`."""
+class LoadWeights(msgspec.Struct, frozen=True, tag=True):
+    """Load other weights beside those that are served; answered by Done with the same `number`."""
 
     number: int
     model: str
+
+
+class UseWeights(msgspec.Struct, frozen=True, tag=True):
+    """Serve the weights that were loaded last, once no request is open; answered by Done with the same `number`."""
+
+    number: int
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -73,7 +79,7 @@ class Rejected(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """What came of FlushCache or UpdateWeights: a problem, or what is served now."""
+    """What came of FlushCache, LoadWeights or UseWeights: a problem, or what is served now."""
 
     number: int
     info: EngineInfo
@@ -96,7 +102,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     values: dict[str, float]
 
 
-ToEngine = Submit | Abort | FlushCache | UpdateWeights | Shutdown
+ToEngine = Submit | Abort | FlushCache | LoadWeights | UseWeights | Shutdown
 FromEngine = Connected | Ready | Fatal | Outputs | Rejected | Done | QueueTimes | Stats
 
 _encoder = msgspec.msgpack.Encoder()

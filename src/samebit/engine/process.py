@@ -9,8 +9,10 @@ import logging
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,7 @@ import msgspec
 import zmq
 
 from samebit.core.config import EngineConfig
-from samebit.core.errors import InvalidRequestError, SamebitError
+from samebit.core.errors import EngineDeadError, InvalidRequestError, SamebitError
 from samebit.core.request import Request
 from samebit.engine.messages import (
     Abort,
@@ -27,6 +29,7 @@ from samebit.engine.messages import (
     Fatal,
     FlushCache,
     FromEngine,
+    LoadWeights,
     Outputs,
     QueueTimes,
     Ready,
@@ -34,7 +37,7 @@ from samebit.engine.messages import (
     Shutdown,
     Stats,
     Submit,
-    UpdateWeights,
+    UseWeights,
     decode_to_engine,
     encode,
     problem_of,
@@ -42,9 +45,11 @@ from samebit.engine.messages import (
 
 if TYPE_CHECKING:
     from samebit.engine.engine import Engine
+    from samebit.engine.loading import NextWeights
 
 STATS_INTERVAL_S = 0.5
 _IDLE_WAIT_MS = 500
+_LOADING_WAIT_MS = 20
 _LAST_WORDS_MS = 2000
 
 _log = logging.getLogger(__name__)
@@ -96,20 +101,24 @@ class EngineLoop:
         self._is_stopped = False
         self._reported_s = 0.0
         self._was_working = True
-        self._updates: list[UpdateWeights] = []
+        self._loading: tuple[int, Future[NextWeights]] | None = None
+        self._next: NextWeights | None = None
+        self._uses: list[UseWeights] = []
 
     def run(self) -> None:
         """Serve until Shutdown or until the parent is gone. An error of the engine itself passes through."""
         while not self._is_stopped:
-            self._receive(0 if self._engine.has_work else _IDLE_WAIT_MS)
+            idle_ms = _IDLE_WAIT_MS if self._loading is None else _LOADING_WAIT_MS
+            self._receive(0 if self._engine.has_work else idle_ms)
             if self._engine.has_work:
                 outputs = self._engine.step()
                 if outputs:
                     self._send(Outputs(outputs))
                 if times := self._engine.take_queue_times():
                     self._send(QueueTimes(times))
-            while self._updates and not self._engine.has_work:
-                self._update(self._updates.pop(0))
+            self._look_after_loading()
+            while self._uses and not self._engine.has_work:
+                self._use(self._uses.pop(0))
             self._report()
 
     def _receive(self, wait_ms: int) -> None:
@@ -130,8 +139,10 @@ class EngineLoop:
                 case FlushCache(number):
                     self._engine.flush_cache()
                     self._send(Done(number, self._engine.info))
-                case UpdateWeights() as update:
-                    self._updates.append(update)
+                case LoadWeights(number, model):
+                    self._load(number, model)
+                case UseWeights() as use:
+                    self._uses.append(use)
                 case Shutdown():
                     self._is_stopped = True
 
@@ -145,16 +156,43 @@ class EngineLoop:
             self._engine.abort(request.request_id)
             self._send(Rejected(request.request_id, problem_of(error)))
 
-    def _update(self, update: UpdateWeights) -> None:
-        """Load other weights; if that fails, the old ones are served on."""
+    def _load(self, number: int, model: str) -> None:
+        """Begin to load other weights. Requests go on meanwhile, and nothing has changed if it fails."""
+        assert self._loading is None, "there is one update at a time"
+        future: Future[NextWeights] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(self._engine.load_weights(model))
+            except Exception as error:  # noqa: BLE001 - whatever a checkpoint is, the engine goes on with what it has
+                future.set_exception(error)
+
+        self._loading = number, future
+        threading.Thread(target=work, daemon=True).start()
+
+    def _look_after_loading(self) -> None:
+        """Tell what came of the loading, once it has ended."""
+        if self._loading is None or not self._loading[1].done():
+            return
+        (number, future), self._loading = self._loading, None
         problem = None
-        try:
-            self._engine.update_weights(update.model)
-        except Exception as error:  # noqa: BLE001 - whatever a checkpoint is, the engine goes on with what it has
+        if error := future.exception():
             if not isinstance(error, SamebitError):
-                _log.exception("weights of %s could not be loaded", update.model)
+                _log.error("weights could not be loaded", exc_info=error)
             problem = problem_of(error)
-        self._send(Done(update.number, self._engine.info, problem))
+        else:
+            self._next = future.result()
+        self._send(Done(number, self._engine.info, problem))
+
+    def _use(self, use: UseWeights) -> None:
+        """Serve the weights that were loaded last."""
+        problem = None
+        if self._next is None:
+            problem = problem_of(EngineDeadError("the engine was started again while weights were loaded; try again"))
+        else:
+            weights, self._next = self._next, None
+            self._engine.use_weights(weights)
+        self._send(Done(use.number, self._engine.info, problem))
 
     def _report(self) -> None:
         """Send stats at intervals while working, and once when the work has run out."""

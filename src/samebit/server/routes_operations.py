@@ -162,19 +162,17 @@ class OperationsRoutes:
         return json_answer(Success(success=True, message="the prefix cache is empty"))
 
     async def update_weights(self, request: Request) -> Response:
-        """Load the weights in a folder, when open requests have ended; goes on when the client leaves."""
+        """Load the weights in a folder, and serve them when open requests have ended; goes on when the client leaves."""
         check_admin(request)
         self._service.check_open()
         body = await parse_body(request, WeightsBody, self._service.max_body_bytes)
         if not await asyncio.to_thread(_is_folder, body.model_path):
             raise InvalidRequestError(f"model_path={body.model_path!r}: is no folder", param="model_path")
-        update = asyncio.ensure_future(self._client.update_weights(body.model_path))
-        await asyncio.sleep(0)  # from now on nothing new is taken
-        num_aborted = self._client.cancel(None) if body.abort_all_requests and not update.done() else 0
         try:
-            info = await update
+            num_aborted = await self._client.update_weights(body.model_path, is_aborting=body.abort_all_requests)
         except (ConfigError, ModelError) as error:
             raise HttpError(400, f"model_path: {error}", param="model_path", code="weights_refused") from error
+        info = self._client.info
         self._weight_version = body.weight_version or info.system_fingerprint
         return json_answer(
             UpdatedWeights(
