@@ -53,10 +53,9 @@ def twin(x, taps, values, tags, ix, residual=None):
     return torch_set.short_conv(x, taps, values, tags, *index, residual, 1)
 
 
-def random_step(rng, max_count=2 * RING):
+def random_step(rng, max_count=2 * RING, num_rows=None):
     """An index of rows that go on or resume, with entries and stale sources; pool rows read; how many there are."""
-    # Sometimes more of them, and of their entries, than a program takes.
-    num_rows, next_row = rng.choice([1, 2, 3, 4, 11]), 2
+    num_rows, next_row = num_rows or rng.randint(1, 4), 2
     columns = {name: [] for name in ConvIndex.__slots__}
     columns["query_start"] = [0]
     sources = {0}
@@ -122,6 +121,20 @@ def test_outputs_rows_and_tags_are_those_of_the_twin(device, seed, channels, has
     wanted = twin(kept(x.float(), dtype), taps, expected, expected_tags, ix, residual)
     assert y.dtype is (dtype if residual is None else torch.float32)
     assert torch.equal(y.float(), kept(wanted, y.dtype))
+    assert torch.equal(values.nan_to_num(7.0), expected.nan_to_num(7.0))
+    assert torch.equal(tags, expected_tags)
+
+
+@pytest.mark.parametrize("is_shift", [False, True])
+def test_more_batch_rows_and_entries_than_a_program_takes(device, is_shift):
+    ix, sources, num_rows = random_step(random.Random(5), 4, 2 * conv.OWNERS + 3)
+    assert ix.entry_tag.shape[0] > 2 * conv.OWNERS
+    x, taps = normal(1, ix.write_rows.shape[0], 5), None if is_shift else normal(2, TAPS, 5)
+    values, tags = pool(5, num_rows)
+    values[sorted(sources - {0})] = normal(4, len(sources - {0}), 5)
+    expected, expected_tags = values.clone(), tags.clone()
+    y = run(device, torch.float32, x, taps, values, tags, ix)
+    assert torch.equal(y, twin(x, taps, expected, expected_tags, ix))
     assert torch.equal(values.nan_to_num(7.0), expected.nan_to_num(7.0))
     assert torch.equal(tags, expected_tags)
 
