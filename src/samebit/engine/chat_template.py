@@ -26,9 +26,8 @@ import jinja2.parser
 import jinja2.sandbox
 
 from samebit.core.errors import CheckpointError, InvalidRequestError
+from samebit.engine.kept_turns import Message, around, completed, frame_of, kept_ids, with_stand_ins
 from samebit.engine.tokenizer import Tokenizer, check_text
-
-Message = Mapping[str, Any]  # Any: a JSON value, whose shape is the template's business
 
 _FIRST_MARKER = 0xD800  # stand-ins of control tokens
 _FIRST_MASK = 0xDF00  # stand-ins of single characters
@@ -81,8 +80,8 @@ class ChatTemplate:
 
         `add_generation_prompt` opens the model's turn; `continue_final_message` instead leaves the
         last message, whose content must be text, unfinished. `variables` are further names for the
-        template. Raises InvalidRequestError for text that is not Unicode, and where the template
-        refuses the messages.
+        template. A message of the assistant that has `token_ids` is these tokens, whatever else it says.
+        Raises InvalidRequestError for text that is not Unicode, and where the template refuses the messages.
         """
         if continue_final_message and add_generation_prompt:
             raise InvalidRequestError(
@@ -96,12 +95,39 @@ class ChatTemplate:
             raise InvalidRequestError(f"messages: must be what JSON can say: {error}", param="messages") from error
         check_text(document, param="messages")
         context = {**self._named, **context, "add_generation_prompt": add_generation_prompt}
-        text = self._run(context, continue_final_message)
+        kept = kept_ids(messages)
+        if kept:
+            return self._render_kept(context, kept, continue_final_message)
+        return self._encode(self._marked(context, continue_final_message))
+
+    def _render_kept(self, context: dict[str, Any], kept: dict[int, list[int]], continued: bool) -> list[int]:
+        """Token ids where those of some messages are given."""
+        messages = with_stand_ins(context["messages"], kept)
+        text = self._marked({**context, "messages": messages}, continued)
+        last = max(kept)
+        stages = ((last, False), (last, True), (last + 1, False))
+        frame = frame_of(
+            *(
+                self._marked({**context, "messages": messages[:count], "add_generation_prompt": is_open}, False)
+                for count, is_open in stages
+            )
+        )
+        first, *others = map(self._encode, around(text, frame, len(kept)))
+        tail = self._encode(frame.tail)
+        ids = first
+        for index, other in zip(kept, others, strict=True):
+            is_open = continued and index == len(messages) - 1
+            ids += [*(kept[index] if is_open else completed(kept[index], tail)), *other]
+        return ids
+
+    def _marked(self, context: dict[str, Any], continued: bool) -> str:
+        """The rendered text with stand-ins for control tokens."""
+        text = self._run(context, continued)
         if self._spelled.search(text):
-            masked = self._run(_map_text(context, self._mask), continue_final_message)
+            masked = self._run(_map_text(context, self._mask), continued)
             if self._spelled.search(masked):
                 text = self._mark(masked)
-        return self._encode(text)
+        return text
 
     def _mark(self, text: str) -> str:
         """Replace every control token spelled in `text` by its stand-in."""

@@ -10,9 +10,10 @@ import msgspec
 
 from samebit.core.config import EngineConfig
 from samebit.core.errors import InvalidRequestError, StepError
-from samebit.core.request import Request, SamplingParams
+from samebit.core.request import EngineOutput, Request, SamplingParams
 from samebit.engine.chat_template import load_chat_template
 from samebit.engine.engine import Engine
+from samebit.engine.kept_turns import Message
 from samebit.engine.model_source import read_generation_defaults, resolve_model
 
 _SEED_BITS = 53
@@ -32,11 +33,11 @@ class Conversation:
         self._eos_token_ids = defaults.eos_token_ids
         self.params = SamplingParams(max_tokens=None, **defaults.sampling)
         """How answers are sampled: as the checkpoint recommends."""
-        self._system = [{"role": "system", "content": system}] if system else []
+        self._system: list[Message] = [{"role": "system", "content": system}] if system else []
         self._seed = seed
         self._num_turns = 0
-        self.messages: list[dict[str, str]] = []
-        """What was said; assigned anew by `reset`."""
+        self.messages: list[Message] = []
+        """What was said, of answers also the tokens; assigned anew by `reset`."""
         self.reset()
 
     def reset(self) -> None:
@@ -64,21 +65,22 @@ class Conversation:
             eos_token_ids=self._eos_token_ids,
         )
         self._engine.add(request)
-        answer = ""
+        answer, token_ids = "", list[int]()
         try:
-            for piece in self._pieces():
-                answer += piece
-                yield piece
+            for output in self._outputs():
+                answer += output.text
+                token_ids += output.token_ids
+                if output.text:
+                    yield output.text
         finally:
             self._engine.abort(request.request_id)
-            self.messages = [*asked, {"role": "assistant", "content": answer}]
+            self.messages = [*asked, {"role": "assistant", "content": answer, "token_ids": token_ids}]
 
-    def _pieces(self) -> Iterator[str]:
+    def _outputs(self) -> Iterator[EngineOutput]:
         while self._engine.has_work:
             for output in self._engine.step():
                 if output.finish_reason == "error":
                     raise StepError(output.error or "the request failed")
-                if output.text:
-                    yield output.text
+                yield output
                 if output.finish_reason is not None:
                     return
