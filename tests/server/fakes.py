@@ -1,11 +1,13 @@
 """An engine without a model: answers at once, by rules that tests can know.
 
 The n-th token of an answer is (sum of the prompt + seed + sample + n) modulo 256, shown as one byte
-of text. A prompt that begins with token 255 kills the process, 254 fails its step, 253 never ends.
+of text. A prompt that begins with token 255 kills the process, 254 fails its step, 253 never ends. Weights whose name has
+"later" in it are loaded once a file of that name is there, and those whose name ends in "cursed" are refused.
 """
 
 import os
 import time
+from pathlib import Path
 
 import msgspec
 
@@ -78,8 +80,8 @@ class FakeEngine:
         self.num_flushes += 1
 
     def load_weights(self, model):
-        if "slow" in model:
-            time.sleep(0.5)
+        while "later" in model and not Path(model).exists():
+            time.sleep(0.01)
         if model.endswith("cursed"):
             raise ModelError(f"{model}: these weights are cursed")
         return model

@@ -314,15 +314,17 @@ def test_weights_are_loaded_when_no_request_is_open_and_none_comes_between(run):
 
 
 @pytest.mark.parametrize("is_aborting", [False, True])
-def test_weights_that_cannot_be_loaded_leave_the_old_ones_and_every_request(run, is_aborting):
+def test_weights_that_cannot_be_loaded_leave_the_old_ones_and_every_request(run, tmp_path, is_aborting):
     async def story(client, metrics):
+        path = tmp_path / "later cursed"
         with client.submit([request("open", ENDLESS)]) as stream:
             await anext(stream)
-            update = asyncio.create_task(client.update_weights("slow and cursed", is_aborting=is_aborting))
-            await asyncio.sleep(0.1)
+            update = asyncio.create_task(client.update_weights(str(path), is_aborting=is_aborting))
+            await asyncio.sleep(0)
             assert (await answer(client, request("new"))).finish_reason == "length", "requests are taken meanwhile"
             with pytest.raises(OverloadedError, match="weights"):
                 await client.update_weights("third")
+            path.touch()
             with pytest.raises(ModelError, match="cursed"):
                 await update
             assert client.num_open == 1
