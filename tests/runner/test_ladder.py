@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import astuple, fields, replace
+from operator import ge
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from samebit.inputs import Bucket
-from samebit.runner.ladder import first_that_holds, ladder
+from samebit.runner.ladder import Ladder, ladder
 from samebit.state.layout import KvLayer, PageGroup, StateGeometry, StateLayout
 
 LAYOUT = StateLayout((PageGroup(None, (KvLayer(1, 8),)), PageGroup(6, (KvLayer(1, 8),))), (), 4)
@@ -33,7 +34,7 @@ def test_every_step_without_extras_fits_a_bucket_of_less_than_twice_its_tokens(s
     buckets = ladder(shape, 9000, is_drafting=is_drafting)
     rows = min(slots, tokens)
     wanted = Bucket(tokens, rows, min(tokens, rows), 0, rows, rows, 0, rows if is_drafting else 0)
-    found = first_that_holds(wanted, buckets)
+    found = Ladder(buckets).first_that_holds(wanted)
     assert found is not None
     assert found.tokens < max(2 * tokens, 17)
 
@@ -46,9 +47,20 @@ def test_decoding_and_verifying_rows_have_buckets_of_their_own():
 def test_a_step_that_wants_more_than_any_bucket_has_fits_none():
     buckets = ladder(geometry(4), 64, is_drafting=False)
     plain = Bucket(4, 4, 4, 0, 0, 0, 0, 0)
-    assert first_that_holds(plain, buckets) is not None
+    assert Ladder(buckets).first_that_holds(plain) is not None
     for extra in ({"top": 1}, {"edits": 1}, {"tokens": 65}, {"rows": 5}, {"drafts": 1}):
-        assert first_that_holds(replace(plain, **extra), buckets) is None, extra
+        assert Ladder(buckets).first_that_holds(replace(plain, **extra)) is None, extra
+
+
+some_bucket = st.builds(Bucket, **{field.name: st.integers(0, 3) for field in fields(Bucket)})
+
+
+@given(st.lists(some_bucket, max_size=40), st.lists(some_bucket, min_size=1, max_size=20))
+def test_what_is_found_is_the_first_bucket_none_of_whose_sizes_is_too_small(buckets, wanted):
+    found = Ladder(buckets)
+    for bucket in wanted:
+        holding = [b for b in buckets if all(map(ge, astuple(b), astuple(bucket)))]
+        assert found.first_that_holds(bucket) == (holding[0] if holding else None)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 15, 16, 512, 8192])

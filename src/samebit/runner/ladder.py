@@ -6,14 +6,19 @@ A step that fits none (many logprobs wanted, logits of a whole prompt) runs eage
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import astuple
+from dataclasses import fields
+from operator import attrgetter
 
 from samebit.inputs import Bucket
 from samebit.state.layout import StateGeometry
 
 # Tokens of the smallest bucket with prefill.
 _LEAST_PREFILL = 16
+
+sizes_of = attrgetter(*(field.name for field in fields(Bucket)))
+"""The sizes of a bucket in order, as a tuple."""
 
 
 def ladder(geometry: StateGeometry, max_tokens: int, *, is_drafting: bool) -> list[Bucket]:
@@ -37,13 +42,33 @@ def ladder(geometry: StateGeometry, max_tokens: int, *, is_drafting: bool) -> li
         )
         for tokens in _powers(_LEAST_PREFILL, max(max_tokens, _LEAST_PREFILL))
     ]
-    return sorted(decode + prefill, key=astuple)
+    return sorted(decode + prefill, key=sizes_of)
 
 
-def first_that_holds(wanted: Bucket, buckets: Iterable[Bucket]) -> Bucket | None:
-    """The first of `buckets` whose sizes are all large enough."""
-    sizes = astuple(wanted)
-    return next((b for b in buckets if all(have >= need for have, need in zip(astuple(b), sizes, strict=True))), None)
+class Ladder:
+    """Buckets in order, and for each of their sizes which are at least as large: a step's bucket is found by a search along each size."""
+
+    def __init__(self, buckets: Iterable[Bucket]) -> None:
+        self._buckets = list(buckets)
+        columns = list(zip(*map(sizes_of, self._buckets), strict=True)) or [()] * len(fields(Bucket))
+        self._steps = [sorted(set(column)) for column in columns]
+        # Bit i of a mask stands for bucket i; no bucket holds more than the largest size.
+        self._masks = [
+            [*(_bits(have >= need for have in column) for need in steps), 0]
+            for column, steps in zip(columns, self._steps, strict=True)
+        ]
+
+    def first_that_holds(self, wanted: Bucket) -> Bucket | None:
+        """The first of the buckets whose sizes are all large enough."""
+        found = -1
+        for need, steps, masks in zip(sizes_of(wanted), self._steps, self._masks, strict=True):
+            found &= masks[bisect_left(steps, need)]
+        return self._buckets[(found & -found).bit_length() - 1] if found else None
+
+
+def _bits(flags: Iterable[bool]) -> int:
+    """An integer whose bit i is the i-th of `flags`."""
+    return sum(1 << place for place, flag in enumerate(flags) if flag)
 
 
 def _powers(low: int, high: int) -> list[int]:

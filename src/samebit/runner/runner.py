@@ -18,7 +18,7 @@ from samebit.kernels.sets import KernelSet
 from samebit.models.base import CausalLM
 from samebit.runner.cuda_graphs import CudaRecording
 from samebit.runner.graphs import Recording, watched
-from samebit.runner.ladder import first_that_holds
+from samebit.runner.ladder import Ladder
 from samebit.runner.readback import Results
 from samebit.runner.step import Speculation, StepBuffers, run_step
 from samebit.state.pools import StatePools
@@ -105,6 +105,7 @@ class LocalRunner:
         self._place = _Place(model, kernels, pools, device, speculation, memory)
         self._programs: OrderedDict[Bucket, _Program] = OrderedDict()
         self._captured: dict[Bucket, _Program] = {}
+        self._ladder = Ladder([])
 
     @torch.inference_mode()
     def execute(self, plan: BatchPlan) -> StepOutput:
@@ -124,7 +125,7 @@ class LocalRunner:
         for number, bucket in enumerate(reversed(buckets), 1):
             self._captured[bucket] = _RecordedProgram(self._place, bucket)
             yield number
-        self._captured = {bucket: self._captured[bucket] for bucket in buckets}
+        self._ladder = Ladder(buckets)
 
     @torch.inference_mode()
     def run_inert(self, bucket: Bucket) -> None:
@@ -134,7 +135,7 @@ class LocalRunner:
         program.run()
 
     def _captured_program(self, bucket: Bucket) -> _Program | None:
-        found = first_that_holds(bucket, self._captured)
+        found = self._ladder.first_that_holds(bucket)
         return None if found is None else self._captured[found]
 
     def _program(self, bucket: Bucket) -> _Program:
