@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from samebit.cli.aliases import CommandWithAliases
+from samebit.cli.bench import bench
 from samebit.cli.operating import env, run_batch, top
-from samebit.cli.proof import audit, bench
+from samebit.cli.proof import audit
 from samebit.cli.serve import serve
 from samebit.cli.serving import chat, generate
 from samebit.cli.training import train

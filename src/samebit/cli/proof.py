@@ -1,4 +1,4 @@
-"""audit, bench: the promise checked, and what a model remembers. Each command loads what it needs when it runs."""
+"""audit: the promise checked. Loads what it needs when it runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,16 +11,12 @@ from samebit.cli.flags import (
     Dtype,
     Kernels,
     MaxModelLen,
-    Model,
     NumThreads,
     PageSize,
     engine_config,
-    given,
     plain_errors,
 )
 from samebit.cli.speculation import SpeculativeJson, from_json
-
-bench = typer.Typer(no_args_is_help=True, help="Measure an engine.")
 
 
 def audit(
@@ -86,22 +82,3 @@ def audit(
         sources = checkpoint.Prompts(num_builtin=num_prompts, max_tokens=max_tokens, file=prompts)
         report = checkpoint.audit_checkpoint(config, sources, seed=seed)
         raise typer.Exit(command.finish(report, json_file, html_file))
-
-
-@bench.command()
-def recall(
-    model: Model = "nano",
-    num_problems: Annotated[int, typer.Option("--problems", help="Dialogues of 40 turns each.", min=1)] = 70,
-    num_threads: NumThreads = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    kernels: Kernels = None,
-) -> None:
-    """Ask for facts late in long dialogues, with and without the prefix cache; the answers must not differ."""
-    from samebit.bench import recall as arms  # noqa: PLC0415 - loads torch
-
-    with plain_errors():
-        settings = given(num_threads=num_threads, device=device, dtype=dtype, kernels=kernels)
-        scores = arms.compare_cache(model, num_problems, settings)
-    typer.echo(arms.table(scores))
-    raise typer.Exit(int(scores[1].num_changed(scores[0]) > 0))
