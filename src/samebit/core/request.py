@@ -10,6 +10,7 @@ import msgspec
 
 from samebit.core.errors import InvalidRequestError
 from samebit.core.reply import ReplyPiece, TokenKind
+from samebit.core.structured import StructuredOutputsParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 MissReason = Literal[
@@ -34,6 +35,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     up to the model's limit. `logprobs` N reports the chosen token and the N most likely ones.
     `logit_bias`, `presence_penalty`, `frequency_penalty` and `repetition_penalty` change the logits that a draw sees, by
     the request's own tokens (docs/sampling.md); 0, and 1 for the last, switch a penalty off.
+    `structured_outputs`: what the answer's text must be.
     `speculation` False: no tokens are guessed for this request, which changes its speed and nothing else.
     """
 
@@ -57,6 +59,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     speculation: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -90,6 +93,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 _refuse(name, count, f"must be between 0 and {MAX_LOGPROBS}")
         self._check_stops()
         self._check_bias()
+        if self.structured_outputs is not None:
+            self.structured_outputs.validate()
 
     def _check_numbers(self) -> None:
         limits = {
@@ -163,6 +168,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     wants_pieces: bool = False
     ends_after_call: bool = False
     banned_token_ids: tuple[int, ...] = ()
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end the answer."""
+        ends = () if self.params.ignore_eos else self.eos_token_ids
+        return frozenset((*(self.params.stop_token_ids or ()), *ends))
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):

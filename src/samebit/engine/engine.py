@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 
 import msgspec
 import torch
@@ -29,6 +30,8 @@ from samebit.engine.output import OutputProcessor
 from samebit.engine.profile import fingerprint, numerics_profile
 from samebit.engine.sizing import size_pools
 from samebit.engine.tokenizer import Tokenizer
+from samebit.grammar.grammars import Grammars
+from samebit.grammar.vocabulary import Vocabulary
 from samebit.scheduler.scheduler import Scheduler
 from samebit.scheduler.sequence import Progress
 from samebit.speculative.drafter import Drafter
@@ -66,7 +69,8 @@ class Engine:
             enable_caching=config.enable_prefix_caching,
             order_seed=config.schedule.seed if config.poison else None,
         )
-        self.scheduler = Scheduler(config, self.manager, max_length, drafter or guesser)
+        self.grammars = Grammars(vocabulary_of(self.tokenizer, model.vocab_size))
+        self.scheduler = Scheduler(config, self.manager, max_length, drafter or guesser, self.grammars.matcher)
         self._runner = make_runner(config, loaded, self.pools, device)
         capture_graphs(config, self._runner, self.pools, is_drafting=loaded.drafter is not None)
         self._outputs = OutputProcessor(self.tokenizer)
@@ -188,6 +192,7 @@ class Engine:
             "usage_checkpoints": manager.snapshots.num_used / manager.snapshots.total,
             "evicted_tokens": manager.num_evicted_tokens,
             **self.scheduler.counters.totals(),
+            **self.grammars.counts.totals(),
             **self._totals,
         }
 
@@ -197,6 +202,12 @@ class Engine:
             self.scheduler.finish(output.request_id, output.finish_reason)
         self._totals["generation_tokens"] += len(output.token_ids)
         return output
+
+
+def vocabulary_of(tokenizer: Tokenizer, size: int) -> Vocabulary:
+    """The first `size` tokens of a tokenizer, as grammars know them."""
+    special = {name: token_id for name, token_id in tokenizer.special_tokens().items() if token_id < size}
+    return Vocabulary(size, tokenizer.token_bytes, special, partial(tokenizer.encode, allow_special=False))
 
 
 def _speculation(config: EngineConfig, drafter: Drafter | None) -> tuple[HostDrafter | None, int]:

@@ -164,8 +164,10 @@ def _offer(sequence: Sequence, max_drafts: int) -> list[int]:
     """Guesses of the tokens behind a sequence's last one, fewer than it may still have."""
     limit = max(0, min(sequence.max_length - len(sequence.token_ids) - 1, max_drafts))
     if not limit or sequence.proposer is None:
-        return sequence.drafts[:limit]
-    return sequence.proposer.propose(sequence.token_ids, limit)[:limit]
+        found = sequence.drafts[:limit]
+    else:
+        found = sequence.proposer.propose(sequence.token_ids, limit)[:limit]
+    return found if sequence.matcher is None else found[: sequence.matcher.num_allowed(found)]
 
 
 def spoiled(schedule: Schedule, step: int, owner: int, guesses: list[int]) -> list[int]:

@@ -6,6 +6,7 @@ A pure function of its calls: no tensors, clock, randomness or I/O. One step is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import takewhile
 
 import msgspec
@@ -14,6 +15,7 @@ from samebit.core.config import EngineConfig
 from samebit.core.errors import InvalidRequestError
 from samebit.core.plan import DRAW, BatchPlan, SampleOutput, StepOutput
 from samebit.core.request import FinishReason, Request, SpeculationCounts, TokenLogprobs
+from samebit.grammar.matcher import Matcher
 from samebit.scheduler.counters import Counters
 from samebit.scheduler.edits import LogitRules
 from samebit.scheduler.misses import miss_reason
@@ -37,21 +39,23 @@ class Scheduler:
     """Owner of all sequences. `max_length` is the most tokens a request may have, prompt and output.
 
     A step verifies at most as many guessed tokens of a sequence as the manager's geometry has room for. `drafter` makes what
-    guesses them on the host; without one, the device does.
+    guesses them on the host; without one, the device does. `grammar` makes what holds a request's answer to a grammar, or None.
     """
 
     def __init__(
-        self, config: EngineConfig, manager: StateManager, max_length: int, drafter: HostDrafter | None = None
+        self,
+        config: EngineConfig,
+        manager: StateManager,
+        max_length: int,
+        drafter: HostDrafter | None = None,
+        grammar: Callable[[Request], Matcher | None] = lambda _: None,
     ) -> None:
-        self._config = config
-        self._drafter = drafter
-        self._manager = manager
-        self.max_length = max_length
+        self._config, self._drafter, self._grammar = config, drafter, grammar
+        self._manager, self.max_length = manager, max_length
         self.counters = Counters(accepted_per_position=[0] * manager.geometry.max_drafts)
         self._sequences: dict[str, Sequence] = {}
         self._waiting = WaitingQueue(config.priority_aging_steps)
-        self._running: list[Sequence] = []
-        self._publishing: list[Sequence] = []
+        self._running, self._publishing = list[Sequence](), list[Sequence]()
         self._in_flight: list[PlannedRow] = []
         self._admitted: list[str] = []
         self._step = 0
@@ -78,16 +82,14 @@ class Scheduler:
         check_fits(request, self.max_length)
         num_prompt, wanted = len(request.prompt_token_ids), request.params.max_tokens
         size = self._config.page_size
-        stop_ids = set(request.params.stop_token_ids or ())
-        if not request.params.ignore_eos:
-            stop_ids.update(request.eos_token_ids)
         sequence = Sequence(
             request=request,
             token_ids=list(request.prompt_token_ids),
             max_length=num_prompt + wanted if wanted else self.max_length,
             prompt_end=(num_prompt - 1) // size * size,
-            stop_ids=frozenset(stop_ids),
+            stop_ids=request.stop_ids,
             rules=LogitRules.of(request),
+            matcher=self._grammar(request),
             proposer=self._drafter(request) if self._drafter and request.params.speculation else None,
         )
         self._sequences[request.request_id] = sequence
@@ -319,7 +321,7 @@ class Scheduler:
                 scored.append(item)
                 continue
             drawn.append(item)
-            sequence.token_ids.append(item.token_id)
+            sequence.append(item.token_id)
             reason, stop_id = sequence.stop_after(item.token_id)
             if reason is not None:
                 break
@@ -337,6 +339,7 @@ class Scheduler:
             prompt=scored,
             finish_reason=reason,
             stop_token_id=stop_id,
+            error=sequence.failure,
             speculation=counts,
             num_cached_tokens=max(sequence.num_cached, 0),
             num_processed_tokens=min(row.start + row.num_tokens, sequence.num_prompt),

@@ -9,6 +9,7 @@ import msgspec
 
 from samebit.core.plan import LogitEdits
 from samebit.core.request import FinishReason, MissReason, Request, SpeculationCounts, TokenLogprobs
+from samebit.grammar.matcher import Matcher, without
 from samebit.scheduler.drafts import AcceptanceEstimate
 from samebit.scheduler.edits import LogitRules, banning
 from samebit.speculative.host import Proposer
@@ -46,7 +47,7 @@ class Sequence:
 
     `num_cached` is the hit of the first admission (-1 before it), `miss_reason` why there was none. `prompt_end` is the checkpoint boundary at the prompt's
     end. `is_cold` bars the prefix cache after a damaged resume. `max_length` is where it ends for lack of room.
-    `rules`: its bias and penalties, if it has any. `drew_last`: the last step drew its last token, so the device has it. `proposer` guesses its next tokens on the host;
+    `rules`: its bias and penalties, if it has any; `matcher`: its way through its grammar, likewise. `drew_last`: the last step drew its last token, so the device has it. `proposer` guesses its next tokens on the host;
     `drafts` are guesses that the last step made on the device, which has them too, with its `confidence` in each;
     `estimate` tells how good guesses have been.
     """
@@ -71,6 +72,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_ids: frozenset[int] = field(default_factory=frozenset)
     rules: LogitRules | None = None
+    matcher: Matcher | None = None
 
     @property
     def num_prompt(self) -> int:
@@ -88,15 +90,43 @@ class Sequence:
         banned = frozenset(self.request.banned_token_ids)
         if self.num_output + len(guesses) < params.min_tokens:
             banned |= self.stop_ids
+        if self.matcher is not None:
+            return self._masked(self.matcher.masks(guesses)[-1], guesses, banned)
         if self.rules is None:
             return banning(banned)
         return self.rules.edits([*self.token_ids[self.num_prompt :], *guesses], banned)
+
+    def _masked(self, mask: bytes, guesses: list[int], banned: frozenset[int]) -> LogitEdits:
+        """The edits of a draw that is held to a grammar, which has the last word: where it allows banned tokens only, they stay."""
+        if self.request.params.ignore_eos:
+            banned |= frozenset(self.request.eos_token_ids)
+        left = without(mask, banned)
+        edits = LogitEdits()
+        if self.rules is not None:
+            edits = self.rules.edits([*self.token_ids[self.num_prompt :], *guesses])
+        return msgspec.structs.replace(edits, allowed=left if any(left) else mask)
+
+    @property
+    def failure(self) -> str | None:
+        """Why it cannot go on, if it cannot."""
+        error = None if self.matcher is None else self.matcher.error
+        return None if error is None else f"the grammar cannot be followed: {error}"
+
+    def append(self, token_id: int) -> None:
+        """Take in a token that was drawn."""
+        self.token_ids.append(token_id)
+        if self.matcher is not None:
+            self.matcher.accept(token_id)
 
     def stop_after(self, token_id: int) -> tuple[FinishReason | None, int | None]:
         """Whether the sequence ends with `token_id`, just appended: (reason, the stop token if it was one)."""
         params = self.request.params
         if self.num_output >= params.min_tokens and token_id in self.stop_ids:
             return "stop", token_id
+        if self.matcher is not None and self.matcher.is_over:
+            return "stop", token_id if token_id in self.request.eos_token_ids else None
+        if self.failure is not None:
+            return "error", None
         if len(self.token_ids) >= self.max_length:
             return "length", None
         return None, None

@@ -1,0 +1,102 @@
+"""Grammars of requests, compiled once each. Knows requests and the vocabulary; no sequences, steps or text of answers."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from functools import cached_property
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from samebit.core.errors import InvalidRequestError
+from samebit.core.request import Request
+from samebit.core.structured import StructuredOutputsParams
+from samebit.grammar.definition import Definition, ReplyMarks, define, part_name
+from samebit.grammar.matcher import GrammarCounts, Matcher, reason_of
+from samebit.grammar.vocabulary import Vocabulary
+
+_MAX_COMPILED = 64
+# What one token of one request may cost: grammars that are more ambiguous than this end with an error of their own.
+_LIMITS = {
+    "initial_lexer_fuel": 300_000,
+    "max_items_in_row": 1_000,
+    "step_max_items": 10_000,
+    "max_lexer_states": 50_000,
+    "verbose_errors": False,  # they would hold text of answers
+}
+
+
+class Grammars:
+    """Owner of what has been compiled of late. `prepare` may be called from any thread."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.counts = GrammarCounts()
+        self._vocabulary = vocabulary
+        self._free = vocabulary.free()
+        self._marks = ReplyMarks.of(vocabulary.special_tokens)
+        # What a grammar's text has come to: a matcher at its beginning, or why there is none.
+        self._compiled: OrderedDict[str, LLMatcher | str] = OrderedDict()
+        self._compile_times_s: list[float] = []
+        self._lock = threading.Lock()
+
+    def prepare(self, request: Request) -> None:
+        """Compile what `request` asks for, so that `matcher` finds it. InvalidRequestError says why that cannot be."""
+        self.matcher(request)
+
+    def matcher(self, request: Request) -> Matcher | None:
+        """The way through the grammar of `request`, at its beginning; None if it asks for none. Raises as `prepare`."""
+        wanted = request.params.structured_outputs
+        if wanted is None:
+            return None
+        definition = define(wanted, request.prompt_token_ids, request.eos_token_ids, self._marks, self._free)
+        text = definition.text()
+        with self._lock:
+            found = self._compiled.get(text)
+        if found is None:
+            found = self._compile(definition, wanted, text)
+        if isinstance(found, str):
+            raise InvalidRequestError(f"{wanted.field}: {found}", param=wanted.field)
+        return Matcher(found.deep_copy(), self._vocabulary.size, self.counts)
+
+    def take_compile_times(self) -> list[float]:
+        """Seconds of the compilations since the last call."""
+        with self._lock:
+            times, self._compile_times_s = self._compile_times_s, []
+        return times
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        return self._vocabulary.tokenizer()
+
+    def _compile(self, definition: Definition, wanted: StructuredOutputsParams, text: str) -> LLMatcher | str:
+        """A matcher at the beginning of a grammar, or why there is none."""
+        begin = time.perf_counter()
+        compiled = self._new_matcher(text)
+        fault = self._fault(compiled.deep_copy())
+        # What a caller has written may turn out not to be followed only where it begins, behind thinking.
+        for part in definition.parts:
+            alone = self._fault(self._new_matcher(json.dumps({"grammars": [part]})))
+            if alone:
+                fault = f"{part_name(wanted, part)}: {alone}"
+                break
+        found = fault or compiled
+        elapsed = time.perf_counter() - begin
+        with self._lock:
+            self.counts.num_compiled += 1
+            self._compile_times_s.append(elapsed)
+            self._compiled[text] = found
+            if len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return found
+
+    def _fault(self, matcher: LLMatcher) -> str | None:
+        """Why a grammar cannot be followed from its beginning on."""
+        if matcher.is_error():
+            return reason_of(matcher.get_error())
+        first = Matcher(matcher, self._vocabulary.size, self.counts)
+        return first.error or ("only an empty text is allowed" if first.is_over else None)
+
+    def _new_matcher(self, text: str) -> LLMatcher:
+        return LLMatcher(self._tokenizer, text, log_level=0, limits=LLParserLimits(**_LIMITS))  # type: ignore[arg-type]  # numbers and a truth value, by name
