@@ -8,14 +8,17 @@ import pytest
 import typer.main
 
 from samebit import EngineConfig, SamplingParams
+from samebit.bench.api import BACKENDS
+from samebit.bench.datasets import DATASETS
+from samebit.bench.summary import METRICS
 from samebit.cli import app
 from samebit.cli.aliases import FIXED, RENAMED, REPLACED
 from samebit.core.request import MissReason
 from samebit.engine.metrics import ServerMetrics
 from samebit.server.app import create_app
+from samebit.server.body import NEUTRAL
 from samebit.server.operations_models import AbortBody, WeightsBody
 from samebit.server.request_models import (
-    NEUTRAL,
     ChatBody,
     ChatMessage,
     CompletionBody,
@@ -60,6 +63,22 @@ def test_every_flag_beside_a_server_and_of_other_servers_is_told():
 
 def test_every_reason_of_a_miss_is_told():
     assert set(get_args(MissReason)) - words("operations.md") == set()
+
+
+def flags_of_benchmarks():
+    params = [p for name, one in COMMANDS["bench"].commands.items() if name != "recall" for p in one.params]
+    return {flag for p in params for flag in (*p.opts, *p.secondary_opts) if flag.startswith("--")} - {"--help"}
+
+
+def test_every_flag_of_benchmarks_and_no_other_is_told():
+    assert len(flags_of_benchmarks()) > 40
+    assert flags_of_benchmarks() - words("benchmarks.md") == set()
+    told = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (DOCS / "benchmarks.md").read_text()))
+    assert told - flags_of_benchmarks() == set()
+
+
+def test_every_data_set_backend_and_metric_is_told():
+    assert {*DATASETS, *BACKENDS, *METRICS} - words("benchmarks.md") == set()
 
 
 def test_no_flag_is_told_that_does_not_exist():
