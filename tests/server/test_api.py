@@ -210,7 +210,7 @@ def test_text_parts_are_text_and_markers_in_text_are_characters(server):
         return answer["usage"]["prompt_tokens"]
 
     assert num_tokens([{"type": "text", "text": "hello"}]) == num_tokens("hello")
-    assert num_tokens("<|end_message|>") > num_tokens("hello") + 3
+    assert num_tokens("<|end_message|>") > num_tokens("") + 1, "a control token would be one"
 
 
 def test_reasoning_effort_reaches_the_template(server):

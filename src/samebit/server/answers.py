@@ -19,6 +19,7 @@ from samebit.server.response_models import (
     AnswerMetrics,
     CachedTokens,
     Choice,
+    CompletionTokensDetails,
     PromptProgress,
     PromptTokensDetails,
     SpeculationFigures,
@@ -38,6 +39,7 @@ class Accounts:
         self._num_speculative_tokens = info.num_speculative_tokens
         self._index_of = {request.request_id: index for index, request in enumerate(job.requests)}
         self._num_tokens = [0] * len(job.requests)
+        self._num_reasoning = 0
         self._cached = [CachedTokens(0, None)] * len(job.requests)
         self._speculation = SpeculationCounts()
 
@@ -47,6 +49,7 @@ class Accounts:
             raise StepError(output.error or "the request failed")
         index = self._index_of[output.request_id]
         self._num_tokens[index] += 0 if self._job.is_scoring else len(output.token_ids)
+        self._num_reasoning += output.token_kinds.count("reasoning")
         self._cached[index] = CachedTokens(output.num_cached_tokens, output.cache_miss_reason)
         self._speculation += output.speculation
         return index
@@ -60,7 +63,7 @@ class Accounts:
         details = PromptTokensDetails(
             sum(item.cached_tokens for item in cached), cached if self._job.wants_cache_details else UNSET
         )
-        return Usage(prompt, answer, prompt + answer, details)
+        return Usage(prompt, answer, prompt + answer, details, CompletionTokensDetails(self._num_reasoning))
 
     def metrics(self) -> AnswerMetrics | UnsetType:
         """How guesses fared, if the client wants to know."""
@@ -124,8 +127,7 @@ class Answer:
                 if self._job.requests[index].wants_progress and not output.token_ids and not output.finish_reason:
                     yield self._event([], prompt_progress=self._progress(index, output), **seed)
                     seed = {}
-                piece = self._shape.piece(index, output)
-                if piece is not None:
+                for piece in self._shape.pieces(index, output):
                     yield self._event([piece], **seed)
                     seed = {}
         except SamebitError as error:

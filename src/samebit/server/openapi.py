@@ -7,8 +7,9 @@ import msgspec
 from pydantic import BaseModel
 
 from samebit.server import operations_models, response_models
+from samebit.server.body import NEUTRAL
 from samebit.server.operations_models import AbortBody, WeightsBody
-from samebit.server.request_models import NEUTRAL, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from samebit.server.request_models import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from samebit.server.response_models import ErrorBody
 from samebit.server.responses_body import ResponsesBody
 from samebit.server.responses_models import ResponseObject
@@ -45,9 +46,10 @@ _RESPONSE_MODELS = (
 _ERRORS = {
     "400": "The request is wrong: `param` names the field",
     "401": "An API key is needed",
-    "403": "The admin key is needed",
+    "403": "The admin key is needed, or a page of another origin asked",
     "404": "No such model or path",
     "413": "The body is too large",
+    "415": "The body is not called JSON",
     "500": "The engine could not complete the request",
     "503": "Overloaded or shutting down: try again after `Retry-After` seconds",
 }

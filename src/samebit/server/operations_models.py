@@ -4,7 +4,7 @@ import msgspec
 from pydantic import field_validator
 from pydantic_core import PydanticCustomError
 
-from samebit.server.request_models import Body
+from samebit.server.body import Body
 
 
 class AbortBody(Body):

@@ -6,79 +6,15 @@ model, its limits or its tokenizer.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    field_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Field
 
-# Whole numbers travel to the engine in 64 bits.
-Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+from samebit.server.body import Body, Whole, described
+from samebit.server.tool_models import MAX_TOOLS, SentToolCall, Tool, ToolChoice, check_names
+
 # A body may hold millions of items; the first wrong one is enough.
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
 AnswerId = Annotated[str, Field(min_length=1, max_length=128)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
-
-# The only values that are accepted of fields whose work is not done here: those that ask for nothing.
-NEUTRAL: dict[str, tuple[object, ...]] = {
-    "audio": (None,),
-    "background": (None, False),
-    "conversation": (None,),
-    "function_call": (None,),
-    "functions": (None, []),
-    "generate_summary": (None,),
-    "lora_path": (None, ""),
-    "max_tool_calls": (None,),
-    "modalities": (None, ["text"]),
-    "prediction": (None,),
-    "previous_response_id": (None,),
-    "refusal": (None,),
-    "response_format": (None, {"type": "text"}),
-    "service_tier": (None, "auto", "default"),
-    "store": (None, False),
-    "suffix": (None, ""),
-    "summary": (None,),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
-    "truncation": (None, "disabled"),
-    "verbosity": (None, "medium"),
-    "web_search_options": (None,),
-}
-
-
-def described(text: str) -> WrapValidator:
-    """One sentence instead of an error for each member of a union."""
-
-    def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
-        try:
-            return handler(value)
-        except ValidationError:
-            raise PydanticCustomError("shape", "must be {text}", {"text": text}) from None
-
-    return WrapValidator(validate)
-
-
-class Body(BaseModel):
-    """Strict: no field that nobody knows, no number in quotes, no NaN."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    @field_validator(*NEUTRAL, check_fields=False)
-    @classmethod
-    def _is_neutral(cls, value: object, info: ValidationInfo) -> object:
-        accepted = NEUTRAL[str(info.field_name)]
-        # True == 1 in Python, but not in JSON.
-        if not any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in accepted):
-            choices = " or ".join(repr(item) for item in accepted if item is not None)
-            hint = f"leave it out or send {choices}" if choices else "leave it out"
-            raise PydanticCustomError("unsupported", "not supported; {hint}", {"hint": hint})
-        return value
 
 
 class StreamOptions(Body):
@@ -174,12 +110,24 @@ class ChatMessage(Body):
     ] = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None  # Any: JSON that only the template reads
+    tool_calls: list[SentToolCall] | None = None
+    token_ids: TokenIds | None = None
     refusal: str | None = None
     audio: dict[str, Any] | None = None  # Any: JSON that is refused unless null
     function_call: dict[str, Any] | None = None  # Any: as above
     annotations: list[dict[str, Any]] | None = None  # Any: remarks of an earlier answer, which no template reads
+
+
+def _with_names_of_their_own(tools: list[Tool] | None) -> list[Tool] | None:
+    check_names([tool.function.name for tool in tools or ()])
+    return tools
+
+
+Tools = Annotated[
+    list[Tool] | None, Field(max_length=MAX_TOOLS, fail_fast=True), AfterValidator(_with_names_of_their_own)
+]
 
 
 class ChatBody(_ChoicesBody):
@@ -193,11 +141,13 @@ class ChatBody(_ChoicesBody):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # Any: whatever the template knows
     reasoning_effort: Annotated[str | float | None, described("a name or a number")] = None
+    tools: Tools = None
+    tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
 
     # Any: JSON that is refused unless it asks for nothing.
-    tools: list[Any] | None = None
-    tool_choice: Any = None
     functions: list[Any] | None = None
     function_call: Any = None
     response_format: dict[str, Any] | None = None
@@ -219,6 +169,7 @@ class TokenizeBody(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # Any: whatever the template knows
+    tools: Tools = None
     return_token_strs: bool | None = None
 
 

@@ -9,6 +9,8 @@ from samebit.core.config import EngineConfig
 from samebit.core.request import EngineInfo, FinishReason, MissReason
 from samebit.engine.model_source import GenerationDefaults
 
+# A turn that ends with calls ends for another reason than one that is complete.
+ChatFinishReason = FinishReason | Literal["tool_calls"]
 # The legacy shape of an alternative list: token text to logprob.
 TopLogprobs = dict[str, float]
 
@@ -27,6 +29,12 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens_details: list[CachedTokens] | UnsetType = UNSET
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """`reasoning_tokens`: of the answer's tokens those of thinking, without what marks it as such."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of a request; a prompt counts once, however many samples are drawn."""
 
@@ -34,6 +42,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,23 +111,61 @@ class ChatTokenLogprob(TokenLogprob, frozen=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
-    """Logprobs of the answer's tokens."""
+    """Logprobs of the content's tokens."""
 
     content: list[ChatTokenLogprob]
 
 
-class AnswerMessage(msgspec.Struct, frozen=True):
-    """The model's message."""
+class CalledFunction(msgspec.Struct, frozen=True):
+    """What is called; `arguments` are JSON as the model wrote it."""
 
-    role: Literal["assistant"]
-    content: str
+    name: str
+    arguments: str
 
 
-class MessageDelta(msgspec.Struct, frozen=True):
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a tool; its result is sent back under `id`."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class FunctionDelta(msgspec.Struct, frozen=True):
+    """What a call gained: first its name, then its arguments piece by piece."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What call number `index` of a message gained."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The model's message; `content` is null where there are only calls. `reasoning` is another name of `reasoning_content`."""
+
+    content: str | None
+    role: Literal["assistant"] = "assistant"
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class MessageDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What the message gained; the first delta has the role."""
 
     content: str | UnsetType = UNSET
     role: Literal["assistant"] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +174,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -138,7 +185,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     delta: MessageDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
 

@@ -1,6 +1,6 @@
 """Puts outputs together as an answer of /v1/responses: one body, or its typed events. Knows no HTTP and no socket."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
@@ -12,14 +12,13 @@ from samebit.engine.tokenizer import Tokenizer
 from samebit.server.answers import Accounts, chain
 from samebit.server.errors import describe
 from samebit.server.logprob_shapes import chat_logprobs
-from samebit.server.response_models import ChatTokenLogprob
+from samebit.server.reply_view import ReplyView
+from samebit.server.response_items import ResponseItems
 from samebit.server.responses_body import ResponsesBody
 from samebit.server.responses_models import (
     Event,
     IncompleteDetails,
-    OutputMessage,
-    OutputText,
-    OutputTokensDetails,
+    OutputItem,
     ResponseObject,
     ResponseReasoning,
     ResponseStatus,
@@ -38,7 +37,8 @@ class ResponseAnswer:
         self._model = model
         self._fingerprint = info.system_fingerprint
         self._accounts = Accounts(job, info)
-        self._item_id = f"msg-{job.requests[0].request_id}"
+        self._view = ReplyView(job, 0)
+        self._items = ResponseItems(self._view, job.requests[0].request_id)
         self._num_events = 0
 
     async def whole(self, outputs: AsyncIterator[EngineOutput]) -> bytes:
@@ -47,59 +47,60 @@ class ResponseAnswer:
         async for output in outputs:
             self._accounts.take(output)
             parts.append(output)
-        return msgspec.json.encode(self._ended(merge(parts)))
+        whole = merge(parts)
+        for _ in self._told(whole):
+            pass
+        return msgspec.json.encode(self._ended(whole))
 
     async def events(
         self, first: EngineOutput | None, outputs: AsyncIterator[EngineOutput]
     ) -> AsyncGenerator[bytes, None]:
         """The events of a streamed answer; `first`, if any, was taken from `outputs`. An error is an event and the last."""
-        part = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-        nothing = OutputText(text="")
         yield self._event("response.created", response=self._response("in_progress", []))
         yield self._event("response.in_progress", response=self._response("in_progress", []))
-        yield self._event("response.output_item.added", output_index=0, item=self._item("in_progress", []))
-        yield self._event("response.content_part.added", **part, part=nothing)
-        outputs_so_far = []
+        last = None
         try:
             async for output in chain(first, outputs):
                 self._accounts.take(output)
-                outputs_so_far.append(output)
-                if output.text or (output.token_ids and self._job.num_top is not None):
-                    logprobs = self._logprobs(output)
-                    yield self._event("response.output_text.delta", **part, delta=output.text, logprobs=logprobs)
+                last = output
+                for kind, fields in self._told(output):
+                    yield self._event(kind, **fields)
         except SamebitError as error:
             detail = describe(error)[1].error
             said = {"code": detail.code, "message": detail.message, "param": detail.param}
             yield self._event("error", error=detail, **said)
             return
-        whole = merge(outputs_so_far)
-        response = self._ended(whole)
-        (item,) = response.output
-        (content,) = item.content
-        yield self._event("response.output_text.done", **part, text=content.text, logprobs=content.logprobs)
-        yield self._event("response.content_part.done", **part, part=content)
-        yield self._event("response.output_item.done", output_index=0, item=item)
+        assert last is not None, "an answer has at least its end"
+        response = self._ended(last)
         yield self._event(f"response.{response.status}", response=response)
 
+    def _told(self, output: EngineOutput) -> Iterator[tuple[str, dict[str, Any]]]:  # Any: fields of Event
+        """Events of one more output, and of the end."""
+        logprobs = self._view.logprobs(output)
+        shapes = [] if self._job.num_top is None else chat_logprobs(self._tokenizer, logprobs).content
+        yield from self._items.take(self._view.pieces(output), shapes)
+        if output.finish_reason is not None:
+            yield from self._items.end(_status(output))
+
     def _ended(self, output: EngineOutput) -> ResponseObject:
-        status: ResponseStatus = "completed" if output.finish_reason == "stop" else "incomplete"
-        text = OutputText(text=output.text, logprobs=self._logprobs(output))
+        status = _status(output)
         usage = self._accounts.usage()
         return msgspec.structs.replace(
-            self._response(status, [self._item(status, [text])]),
+            self._response(status, self._items.done),
             usage=ResponseUsage(
                 usage.prompt_tokens,
                 usage.prompt_tokens_details,
                 usage.completion_tokens,
-                OutputTokensDetails(),
+                usage.completion_tokens_details,
                 usage.total_tokens,
             ),
             metrics=self._accounts.metrics(),
             incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
         )
 
-    def _response(self, status: ResponseStatus, output: list[OutputMessage]) -> ResponseObject:
+    def _response(self, status: ResponseStatus, output: list[OutputItem]) -> ResponseObject:
         body, params = self._body, self._job.requests[0].params
+        choice = body.tool_choice or "auto"
         return ResponseObject(
             id=self._job.id,
             created_at=self._job.created,
@@ -116,15 +117,16 @@ class ResponseAnswer:
             user=body.user,
             seed=self._job.seed,
             system_fingerprint=self._fingerprint,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            tools=[tool.model_dump(exclude_none=True) for tool in body.tools or ()],
+            tool_choice=choice if isinstance(choice, str) else choice.model_dump(),
         )
-
-    def _item(self, status: ResponseStatus, content: list[OutputText]) -> OutputMessage:
-        return OutputMessage(id=self._item_id, status=status, content=content)
-
-    def _logprobs(self, output: EngineOutput) -> list[ChatTokenLogprob]:
-        return [] if self._job.num_top is None else chat_logprobs(self._tokenizer, output.logprobs).content
 
     def _event(self, kind: str, **fields: Any) -> bytes:  # Any: fields of Event
         event = Event(type=kind, sequence_number=self._num_events, **fields)
         self._num_events += 1
         return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
+
+
+def _status(output: EngineOutput) -> ResponseStatus:
+    return "completed" if output.finish_reason == "stop" else "incomplete"

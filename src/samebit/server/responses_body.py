@@ -5,34 +5,44 @@ Knows types, as `request_models`, whose chat body it is turned into.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from samebit.server.request_models import Body, ChatBody, ChatMessage, SharedBody, Whole, described
+from samebit.server.body import Body, Whole, described
+from samebit.server.request_models import ChatBody, ChatMessage, SharedBody
+from samebit.server.responses_input import InputItem, InputMessage, messages_of
+from samebit.server.tool_models import (
+    MAX_TOOLS,
+    FunctionDefinition,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolChoice,
+    check_names,
+)
 
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class InputPart(Body):
-    """A piece of text of either side; what else an earlier answer said of it is passed over."""
+class ResponseTool(FunctionDefinition):
+    """A tool that may be called: a chat's, but flat."""
 
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: list[Any] | None = None  # Any: remarks of an earlier answer, which no template reads
-    logprobs: list[Any] | None = None  # Any: as above
+    type: Literal["function"]
+
+    def as_chat(self) -> Tool:
+        """The same in a chat body's form."""
+        fields = {name: getattr(self, name) for name in FunctionDefinition.model_fields}
+        return Tool.model_construct(type=self.type, function=FunctionDefinition.model_construct(**fields))
 
 
-class InputMessage(Body):
-    """A message of the conversation so far: the client's, or one of an earlier answer as it was."""
+class ResponseNamedTool(NamedFunction):
+    """The tool that is to be called."""
 
-    type: Literal["message"] | None = None
-    role: str
-    content: Annotated[
-        str | list[InputPart],
-        described("a string or a list of parts of type 'input_text' or 'output_text'; no other content is supported"),
-    ]
-    id: str | None = None
-    status: str | None = None
-    phase: str | None = None
+    type: Literal["function"]
+
+
+def _with_names_of_their_own(tools: list[ResponseTool] | None) -> list[ResponseTool] | None:
+    check_names([tool.name for tool in tools or ()])
+    return tools
 
 
 class Reasoning(Body):
@@ -66,8 +76,11 @@ class ResponsesBody(SharedBody):
     """POST /v1/responses. Without `max_output_tokens` an answer may fill the model's context."""
 
     input: Annotated[
-        str | Annotated[list[InputMessage], Field(min_length=1)],
-        described("a string or a list of messages; other items are not supported"),
+        str | Annotated[list[InputItem], Field(min_length=1)],
+        described(
+            "a string or a list of items of type 'message', 'reasoning', 'function_call' or 'function_call_output'; "
+            "other items, and other content, are not supported"
+        ),
     ]
     instructions: str | None = None
     max_output_tokens: Whole | None = None
@@ -77,6 +90,13 @@ class ResponsesBody(SharedBody):
     text: TextSettings | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # Any: whatever the template knows
     stream_options: ResponseStreamOptions | None = None
+    tools: Annotated[
+        list[ResponseTool] | None, Field(max_length=MAX_TOOLS, fail_fast=True), AfterValidator(_with_names_of_their_own)
+    ] = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | ResponseNamedTool | None,
+        described("'none', 'auto', 'required' or {'type': 'function', 'name': ...}"),
+    ] = None
     parallel_tool_calls: bool | None = None
 
     # Any: JSON that is refused unless it asks for nothing.
@@ -87,8 +107,6 @@ class ResponsesBody(SharedBody):
     prompt: None = None
     service_tier: str | None = None
     store: bool | None = None
-    tool_choice: Any = None
-    tools: list[Any] | None = None
     truncation: str | None = None
 
     @property
@@ -101,17 +119,20 @@ class ResponsesBody(SharedBody):
         shared = {name: getattr(self, name) for name in SharedBody.model_fields}
         first = [] if self.instructions is None else [ChatMessage(role="system", content=self.instructions)]
         items = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        choice: ToolChoice = None
+        if isinstance(self.tool_choice, ResponseNamedTool):
+            choice = NamedTool(type="function", function=NamedFunction(name=self.tool_choice.name))
+        else:
+            choice = self.tool_choice
         return ChatBody.model_construct(
             **shared,
-            messages=[*first, *map(_as_message, items)],
+            messages=[*first, *messages_of(items)],
+            tools=None if self.tools is None else [tool.as_chat() for tool in self.tools],
+            tool_choice=choice,
+            parallel_tool_calls=self.parallel_tool_calls,
             max_tokens=self.max_output_tokens,
             logprobs=self.wants_logprobs or None,
             top_logprobs=self.top_logprobs,
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
             chat_template_kwargs=self.chat_template_kwargs,
         )
-
-
-def _as_message(item: InputMessage) -> ChatMessage:
-    content = item.content if isinstance(item.content, str) else "".join(part.text for part in item.content)
-    return ChatMessage(role=item.role, content=content)

@@ -1,11 +1,17 @@
 """What POST /v1/responses answers: the response, and the events of one that is streamed. Knows shapes only."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from samebit.server.response_models import AnswerMetrics, ChatTokenLogprob, ErrorDetail, PromptTokensDetails
+from samebit.server.response_models import (
+    AnswerMetrics,
+    ChatTokenLogprob,
+    CompletionTokensDetails,
+    ErrorDetail,
+    PromptTokensDetails,
+)
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -19,20 +25,42 @@ class OutputText(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["output_text"] = "output_text"
 
 
-class OutputMessage(msgspec.Struct, frozen=True, kw_only=True):
+class OutputMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
     """The answer as an item of the conversation."""
 
     id: str
     status: ResponseStatus
     content: list[OutputText]
     role: Literal["assistant"] = "assistant"
-    type: Literal["message"] = "message"
 
 
-class OutputTokensDetails(msgspec.Struct, frozen=True):
-    """Reasoning is not parsed out of the text."""
+class ReasoningText(msgspec.Struct, frozen=True, kw_only=True):
+    """Thinking, as the model thought it."""
 
-    reasoning_tokens: int = 0
+    text: str
+    type: Literal["reasoning_text"] = "reasoning_text"
+
+
+class OutputReasoning(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
+    """What the model thought. There is never a summary."""
+
+    id: str
+    status: ResponseStatus
+    content: list[ReasoningText]
+    summary: list[str] = []
+
+
+class OutputCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
+    """A call of a tool; its result is sent back under `call_id`."""
+
+    id: str
+    status: ResponseStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall
 
 
 class ResponseUsage(msgspec.Struct, frozen=True):
@@ -41,7 +69,7 @@ class ResponseUsage(msgspec.Struct, frozen=True):
     input_tokens: int
     input_tokens_details: PromptTokensDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: CompletionTokensDetails
     total_tokens: int
 
 
@@ -71,7 +99,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     status: ResponseStatus
     model: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     instructions: str | None
     max_output_tokens: int | None
     temperature: float
@@ -93,8 +121,8 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     previous_response_id: None = None
     service_tier: Literal["default"] = "default"
     store: bool = False
-    tool_choice: Literal["auto"] = "auto"
-    tools: list[str] = []
+    tool_choice: str | dict[str, str] = "auto"
+    tools: list[dict[str, Any]] = []  # Any: as they were sent
     truncation: Literal["disabled"] = "disabled"
 
 
@@ -107,10 +135,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_index: int | UnsetType = UNSET
     content_index: int | UnsetType = UNSET
     item_id: str | None = None
-    item: OutputMessage | None = None
-    part: OutputText | None = None
+    item: OutputItem | None = None
+    part: OutputText | ReasoningText | None = None
     delta: str | None = None
     text: str | None = None
+    name: str | None = None
+    arguments: str | None = None
     logprobs: list[ChatTokenLogprob] | UnsetType = UNSET
     error: ErrorDetail | None = None
     code: str | None = None

@@ -8,12 +8,13 @@ import random
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from samebit.core.errors import InvalidRequestError
+from samebit.core.reply import MessageFormat
 from samebit.core.request import MAX_LOGPROBS, EngineInfo, Request, SamplingParams
 from samebit.engine.chat_template import load_chat_template
 from samebit.engine.model_source import GenerationDefaults, read_generation_defaults
@@ -29,13 +30,14 @@ from samebit.server.request_models import (
     TokenizeBody,
 )
 from samebit.server.responses_body import ResponsesBody
+from samebit.server.tool_choice import banned_ids, check_choice
 
 _COMPLETION_MAX_TOKENS = 16
 # Seeds that are drawn here must survive clients whose numbers are doubles.
 _SEED_BITS = 53
 _LARGE_CHARS = 4096
 _MANY_MESSAGES = 64
-_RENDERED = ("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+_RENDERED = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 Result = TypeVar("Result")
 Body = ChatBody | CompletionBody
@@ -48,7 +50,8 @@ class Job:
     A choice's index is its request's place in `requests`. `num_top` is how many alternatives the client wants to see
     (None: no logprobs). `echo` puts the prompt before the answer. `is_scoring`: only the prompt is wanted, and the one
     token that the engine has to draw is left out. `wants_prompt_logprobs`: in vLLM's shape, beside those of `echo`.
-    `wants_cache_details`, `wants_speculation`: what the prefix cache and guesses did for the answer.
+    `wants_cache_details`, `wants_speculation`: what the prefix cache and guesses did for the answer. `separates_reasoning`:
+    thinking is told apart from the content; `streams_reasoning`: as it comes, and not at its end.
     """
 
     id: str
@@ -62,6 +65,8 @@ class Job:
     wants_speculation: bool
     is_stream: bool
     stream_options: StreamOptions
+    separates_reasoning: bool = True
+    streams_reasoning: bool = True
     echo: bool = False
     is_scoring: bool = False
 
@@ -69,6 +74,16 @@ class Job:
     def num_samples(self) -> int:
         """Samples of each prompt."""
         return self.requests[0].params.n
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyWishes:
+    """Fields of a Request that only conversations have."""
+
+    wants_pieces: bool = False
+    ends_after_call: bool = False
+    banned_token_ids: tuple[int, ...] = ()
+    effort_changed: bool = False
 
 
 class Translator:
@@ -83,6 +98,7 @@ class Translator:
         self.defaults: GenerationDefaults = read_generation_defaults(folder)
         self.served_name = served_name
         self._template = load_chat_template(folder, self.tokenizer)
+        self._format = MessageFormat.of(self.tokenizer.special_tokens())
         self._info = info
         self._efforts = EffortMemory()
         self._seeds = secrets.SystemRandom() if seed is None else random.Random(seed)
@@ -97,10 +113,23 @@ class Translator:
         if body.max_completion_tokens is not None and body.max_tokens not in (None, body.max_completion_tokens):
             raise InvalidRequestError("max_tokens and max_completion_tokens differ: send one", param="max_tokens")
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        check_choice(body, self._format)
         params = self._params(body, limit, num_top, None)
+        for index, message in enumerate(body.messages):
+            self._check_ids(message.token_ids or [], f"messages.{index}.token_ids")
         prompt = await self._rendered(body)
-        effort_changed = self._efforts.is_changed(body)
-        return self._job(prefix, body, [prompt], params, num_top, effort_changed=effort_changed)
+        reply = ReplyWishes(
+            wants_pieces=self._format is not None and params.skip_special_tokens,
+            ends_after_call=bool(body.tools) and body.parallel_tool_calls is False,
+            banned_token_ids=banned_ids(body, self._format),
+            effort_changed=self._efforts.is_changed(body),
+        )
+        job = self._job(prefix, body, [prompt], params, num_top, reply)
+        return replace(
+            job,
+            separates_reasoning=body.separate_reasoning is not False,
+            streams_reasoning=body.stream_reasoning is not False,
+        )
 
     async def respond(self, body: ResponsesBody) -> Job:
         """The job of a responses body, which has one request. Raises as `chat`."""
@@ -143,7 +172,10 @@ class Translator:
         params = self._params(body, 1 if is_scoring else limit, body.logprobs, body.logprobs if body.echo else None)
         size = len(body.prompt) if isinstance(body.prompt, str) else sum(map(_num_chars, body.prompt))
         prompts = await _in_thread_if(size > _LARGE_CHARS, lambda: self._encode_all(body))
-        return self._job("cmpl", body, prompts, params, body.logprobs, echo=bool(body.echo), is_scoring=is_scoring)
+        wishes = ReplyWishes()
+        return self._job(
+            "cmpl", body, prompts, params, body.logprobs, wishes, echo=bool(body.echo), is_scoring=is_scoring
+        )
 
     def check_model(self, name: str | None) -> None:
         """Raise HttpError unless `name` is what the model is served as, or None."""
@@ -183,10 +215,10 @@ class Translator:
         prompts: list[list[int]],
         params: SamplingParams,
         num_top: int | None,
+        reply: ReplyWishes,
         *,
         echo: bool = False,
         is_scoring: bool = False,
-        effort_changed: bool = False,
     ) -> Job:
         if body.stream_options is not None and not body.stream:
             raise InvalidRequestError("stream_options: needs stream=true", param="stream_options")
@@ -207,7 +239,7 @@ class Translator:
                 cache_salt=body.cache_salt or "",
                 priority=body.priority or 0,
                 wants_progress=bool(body.return_progress and body.stream),
-                effort_changed=effort_changed,
+                **asdict(reply),
             )
             for prompt_index, prompt in enumerate(prompts)
             for sample_index in range(params.n)
@@ -264,7 +296,7 @@ class Translator:
 
     async def _rendered(self, body: ChatBody) -> list[int]:
         is_large = len(body.messages) > _MANY_MESSAGES or (
-            len(str(body.messages)) + len(str(body.chat_template_kwargs)) > _LARGE_CHARS
+            sum(len(str(part)) for part in (body.messages, body.chat_template_kwargs, body.tools)) > _LARGE_CHARS
         )
         return await _in_thread_if(is_large, lambda: self._render(body))
 
@@ -278,6 +310,7 @@ class Translator:
             variables["reasoning_effort"] = body.reasoning_effort
         return self._template.render(
             [_plain(message) for message in body.messages],
+            tools=[tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in body.tools or ()],
             add_generation_prompt=opened,
             continue_final_message=continued,
             variables=variables,
@@ -285,7 +318,8 @@ class Translator:
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:  # Any: JSON, whose shape is the template's business
-    return message.model_dump(exclude_none=True, exclude={"annotations"})
+    plain = message.model_dump(exclude_none=True, exclude={"annotations", "reasoning"})
+    return plain if message.reasoning is None else {"reasoning_content": message.reasoning, **plain}
 
 
 _MAX_DIGITS = 18
