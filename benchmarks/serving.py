@@ -113,7 +113,7 @@ async def stream(prompt: list[int], params: SamplingParams, port: int) -> str:
     fields = {"prompt": prompt, "max_tokens": params.max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     body = json.dumps(fields).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n")
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n")
     writer.write(f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
     data = await reader.read()
     writer.close()

@@ -1,9 +1,11 @@
-"""One server with the bundled model for all tests that need one."""
+"""One server with the bundled model for all tests that need one, and as many with a fake engine as a test starts."""
+
+import contextlib
 
 import openai
 import pytest
 
-from tests.server.driver import COMMAND, running
+from tests.server.driver import COMMAND, fake_arguments, running
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +23,15 @@ def server(tmp_path_factory, request):
 def client(server):
     with openai.OpenAI(base_url=server.base_url, api_key="x", max_retries=0, timeout=60) as client:
         yield client
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a server with the fake engine; all are stopped at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def start(config=None, **options):
+            arguments = fake_arguments(config, **options)
+            return stack.enter_context(running(arguments, tmp_path / "log")).wait_ready()
+
+        yield start

@@ -79,12 +79,13 @@ class Server:
     def post(self, path, body, **kwargs):
         return self.request("POST", path, body, **kwargs)
 
-    def request(self, method, path, body=None, limit_s=30, key=None):
-        """Status, headers, and the body as JSON, or as text where it is not."""
+    def request(self, method, path, body=None, limit_s=30, key=None, headers=None):
+        """Status, headers, and the body as JSON, or as text where it is not. A header that is None is not sent."""
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         with contextlib.closing(http.client.HTTPConnection(self.host, self.port, timeout=limit_s)) as connection:
-            headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
-            connection.request(method, path, data, headers)
+            sent = {"Content-Type": "application/json", **({} if key is None else {"Authorization": f"Bearer {key}"})}
+            sent |= headers or {}
+            connection.request(method, path, data, {name: value for name, value in sent.items() if value is not None})
             response = connection.getresponse()
             text = response.read().decode()
         is_json = "json" in response.headers.get("content-type", "")
@@ -100,7 +101,7 @@ class Server:
     def raw_stream(self, body, path="/v1/completions"):
         """A socket on which a request was sent, and from which nothing was read."""
         data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
         with socket.create_connection((self.host, self.port), timeout=30) as connection:
             connection.sendall(head.encode() + data)
             yield connection

@@ -219,7 +219,7 @@ def test_a_body_of_ten_megabytes_is_refused_before_it_is_parsed(server):
 
 
 def test_a_body_that_claims_to_be_huge_is_refused_unread(server):
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 999999999999\r\n\r\n"
     with socket.create_connection((server.host, server.port), timeout=10) as connection:
         connection.sendall(head)
         assert connection.recv(1000).startswith(b"HTTP/1.1 413")
@@ -252,7 +252,7 @@ def test_a_client_that_resets_its_connection_ends_its_request(server):
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error(server):
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
     with socket.create_connection((server.host, server.port), timeout=10) as connection:
         connection.sendall(head + b'{"prompt"')
     assert server.get("/health")[0] == 200

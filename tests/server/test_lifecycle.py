@@ -1,6 +1,5 @@
 """How a server begins and ends: draining, a dead engine, a taken port. With an engine that needs no model."""
 
-import contextlib
 import http.client
 import json
 import os
@@ -18,18 +17,6 @@ from tests.server.driver import COMMAND, fake_arguments, running
 from tests.server.fakes import ENDLESS, FAIL
 
 TEXT = "/v1/completions"
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Start a server with the fake engine; all are stopped at the end."""
-    with contextlib.ExitStack() as stack:
-
-        def start(config=None, **options):
-            arguments = fake_arguments(config, **options)
-            return stack.enter_context(running(arguments, tmp_path / "log")).wait_ready()
-
-        yield start
 
 
 class Asking(threading.Thread):

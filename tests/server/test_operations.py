@@ -1,6 +1,5 @@
 """What operators ask and do: probes, load, aborts, the cache, other weights, keys. With an engine that needs no model."""
 
-import contextlib
 import os
 import re
 import signal
@@ -18,18 +17,6 @@ ADMIN_PATHS = {
     "/update_weights_from_disk": {"model_path": "."},
     "/abort_request": {"abort_all": True},
 }
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Start a server with the fake engine; all are stopped at the end."""
-    with contextlib.ExitStack() as stack:
-
-        def start(config=None, **options):
-            arguments = fake_arguments(config, **options)
-            return stack.enter_context(running(arguments, tmp_path / "log")).wait_ready()
-
-        yield start
 
 
 @pytest.fixture(scope="module")
@@ -294,6 +281,12 @@ def test_a_key_that_no_header_can_carry_is_a_mistake(tmp_path, options):
     with running(fake_arguments(None, **options), tmp_path / "log") as server:
         assert server.wait() == 1
         assert server.log.startswith("samebit: error: api_key")
+
+
+def test_an_admin_key_that_every_client_has_is_a_mistake(tmp_path):
+    with running(fake_arguments(None, api_keys=("a", "b"), admin_api_key="b"), tmp_path / "log") as server:
+        assert server.wait() == 1
+        assert server.log == "samebit: error: admin_api_key: is one of the API keys, so every client could administrate; choose another\n"
 
 
 def test_a_stream_without_news_gets_comments_before_and_after_its_first_token(start):

@@ -82,6 +82,12 @@ AdminKey = Annotated[
     str | None,
     typer.Option("--admin-api-key", help="The key for what changes the server: cache, weights, all requests."),
 ]
+AllowedOrigins = Annotated[
+    str, typer.Option("--allowed-origins", help="Origins of web pages that may use the server, with commas; *: all.")
+]
+AllowedHosts = Annotated[
+    str, typer.Option("--allowed-hosts", help="Names of this server besides localhost, with commas; *: any.")
+]
 MaxBody = Annotated[int, typer.Option("--max-body-bytes", help="Largest request body.", min=1)]
 LogLevel = Annotated[str, typer.Option("--log-level", help=", ".join(LOG_LEVELS), callback=_known_level)]
 
@@ -124,6 +130,8 @@ def serve(
     api_key: ApiKey = None,
     api_key_file: ApiKeyFile = None,
     admin_api_key: AdminKey = None,
+    allowed_origins: AllowedOrigins = "",
+    allowed_hosts: AllowedHosts = "",
     log_level: LogLevel = "warning",
 ) -> None:
     """Serve MODEL over an OpenAI-compatible HTTP API. Flags of sglang's and vLLM's servers are taken, too."""
@@ -138,10 +146,12 @@ def serve(
         "max_body_bytes": max_body_bytes,
         "max_engine_restarts": max_engine_restarts,
         "sse_ping_interval_s": sse_ping_interval,
-        "metrics_compat": tuple(filter(None, metrics_compat.split(","))),
+        "metrics_compat": _listed(metrics_compat),
         "api_keys": tuple(api_key or ()),
         "api_key_file": None if api_key_file is None else str(api_key_file),
         "admin_api_key": admin_api_key,
+        "allowed_origins": _listed(allowed_origins),
+        "allowed_hosts": _listed(allowed_hosts),
         "seed": seed,
         "log_level": log_level,
     }
@@ -168,6 +178,12 @@ def serve(
         priority_aging_steps=priority_aging_steps,
     )
     raise typer.Exit(status)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """Values with commas between them, or in a JSON list, as vLLM has them."""
+    pieces = text.strip().removeprefix("[").removesuffix("]").split(",")
+    return tuple(value for piece in pieces if (value := piece.strip().strip("\"'").lower()))
 
 
 def _run_server(options: dict[str, Any], speculation: tuple[Any, ...], **settings: Any) -> int:

@@ -10,6 +10,7 @@ from samebit.core.errors import SamebitError
 from samebit.server.auth import KeyCheck
 from samebit.server.errors import HttpError, error_response
 from samebit.server.openapi import with_schemas
+from samebit.server.origins import OriginCheck
 from samebit.server.routes_openai import OpenAIRoutes
 from samebit.server.routes_operations import OperationsRoutes, installed_version
 from samebit.server.service import Service
@@ -32,6 +33,8 @@ def create_app(service: Service) -> FastAPI:
             response_class=Response,
         )
     app.add_middleware(KeyCheck, keys=service.keys)
+    # The outermost: a browser asks whether it may ask before it sends a key.
+    app.add_middleware(OriginCheck, origins=service.origins)
     for kind in (SamebitError, HTTPException, ClientGoneError, Exception):
         app.add_exception_handler(kind, _on_error)
     document = with_schemas(get_openapi(title=app.title, version=app.version, routes=app.routes))

@@ -55,7 +55,7 @@ def error_response(error: Exception) -> Response:
     """The answer to a request that ended with `error`; of an error not of ours only the fact is told."""
     status, body = describe(error)
     headers = {"Retry-After": _RETRY_AFTER_S} if isinstance(error, OverloadedError | EngineDeadError) else {}
-    if status == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+    if status in (http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE, http.HTTPStatus.UNSUPPORTED_MEDIA_TYPE):
         headers["Connection"] = "close"
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 

@@ -28,6 +28,7 @@ from samebit.engine.model_source import resolve_model
 from samebit.server.app import create_app
 from samebit.server.auth import Keys, read_keys
 from samebit.server.errors import DrainingError
+from samebit.server.origins import Origins
 from samebit.server.service import Service, Traffic
 from samebit.server.translate import Translator
 
@@ -41,6 +42,7 @@ class ServeOptions:
 
     `max_queued_tokens`: of the prompts of all open requests. `max_engine_restarts`: within ten minutes.
     `sse_ping_interval_s`: see Service. `metrics_compat`: "sglang", "vllm". Keys are also taken from the environment.
+    `allowed_origins`, `allowed_hosts`: see Origins; hosts count only where a page could do anything without a key.
     `seed` begins the stream of seeds for requests without one (None: they cannot be foreseen).
     """
 
@@ -57,6 +59,8 @@ class ServeOptions:
     api_keys: tuple[str, ...] = ()
     api_key_file: str | None = None
     admin_api_key: str | None = None
+    allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     seed: int | None = None
     log_level: str = "warning"
     engine_class: str = ENGINE_CLASS
@@ -126,6 +130,7 @@ class _Run:
         max_open = config.max_num_seqs + options.max_queued_requests
         with _bind(options.host, options.port) as listener:
             keys = _keys(options, listener)
+            origins = _origins(options, keys)
             _say(f"loading {config.model}")
             async with start_engine(
                 config,
@@ -146,6 +151,7 @@ class _Run:
                     started=int(time.time()),
                     max_body_bytes=options.max_body_bytes,
                     keys=keys,
+                    origins=origins,
                     ping_interval_s=options.sse_ping_interval_s,
                 )
                 async with self._http_server(service, listener):
@@ -226,6 +232,8 @@ def _keys(options: ServeOptions, listener: socket.socket) -> Keys:
     if options.api_key_file is not None:
         api += read_keys(Path(options.api_key_file))
     admin = admin if options.admin_api_key is None else options.admin_api_key
+    if admin in api:
+        raise ConfigError("admin_api_key: is one of the API keys, so every client could administrate; choose another")
     if any(not key or not key.isascii() or " " in key for key in (*api, *([] if admin is None else [admin]))):
         raise ConfigError("api_key: a key is one or more ASCII characters without blanks")
     host = listener.getsockname()[0]
@@ -233,6 +241,12 @@ def _keys(options: ServeOptions, listener: socket.socket) -> Keys:
     if not is_local and not api:
         _say(f"warning: everyone who can reach {host} can use this server; set --api-key or {API_KEY_VARIABLE}")
     return Keys(tuple(api), admin, is_local)
+
+
+def _origins(options: ServeOptions, keys: Keys) -> Origins:
+    """Which pages may ask, and under which names where no key keeps them out."""
+    is_guarded = bool(keys.api) or not keys.is_local
+    return Origins(options.allowed_origins, None if is_guarded else (options.host.lower(), *options.allowed_hosts))
 
 
 def _known_servers(names: tuple[str, ...]) -> tuple[str, ...]:

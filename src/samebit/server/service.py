@@ -14,6 +14,7 @@ from samebit.engine.client import AsyncEngineClient
 from samebit.engine.metrics import ServerMetrics
 from samebit.server.auth import Keys
 from samebit.server.errors import DrainingError
+from samebit.server.origins import Origins
 from samebit.server.translate import Translator
 
 
@@ -54,6 +55,7 @@ class Service:
     started: int
     max_body_bytes: int
     keys: Keys = field(default_factory=Keys)
+    origins: Origins = field(default_factory=Origins)
     ping_interval_s: float = 0.0
 
     def check_open(self) -> None:

@@ -30,7 +30,13 @@ class ClientGoneError(Exception):
 
 
 async def parse_body(request: Request, model: type[Model], max_bytes: int) -> Model:
-    """The body as a `model`. Raises HttpError: 413 above `max_bytes`, 400 if it is not what it should be."""
+    """The body as a `model`. Raises HttpError: 415 if it is not called JSON, 413 above `max_bytes`, 400 if it is not what it should be.
+
+    A page of another origin cannot send what is called JSON without the browser asking first whether it may.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip()
+    if kind.lower() != "application/json":
+        raise HttpError(415, f"Content-Type: {kind[:100]!r}: must be application/json", code="unsupported_media_type")
     data = await _read(request, max_bytes)
     try:
         if len(data) < _LARGE_BYTES:
