@@ -2,7 +2,8 @@
 
 The n-th token of an answer is (sum of the prompt + seed + sample + n) modulo 256, shown as one byte
 of text. A prompt that begins with token 255 kills the process, 254 fails its step, 253 never ends. Weights whose name has
-"later" in it are loaded once a file of that name is there, and those whose name ends in "cursed" are refused.
+"later" in it are loaded once a file of that name is there, and those whose name ends in "cursed" are refused. A regex is
+compiled once a file of that name is there; "bad" is none.
 """
 
 import os
@@ -35,6 +36,7 @@ class FakeEngine:
         self._requests = {}
         self._done = {}
         self._waits_s = []
+        self._compile_times_s = []
         self.num_flushes = 0
         self.aborted = []
         self.max_num_seqs = config.max_num_seqs
@@ -51,8 +53,21 @@ class FakeEngine:
     def has_work(self):
         return bool(self._requests)
 
+    def prepare(self, request):
+        pattern = request.params.structured_outputs.regex
+        while pattern != "bad" and not Path(pattern).exists():
+            time.sleep(0.01)
+        self._compile_times_s.append(0.5)
+
+    def take_compile_times(self):
+        times, self._compile_times_s = self._compile_times_s, []
+        return times
+
     def add(self, request):
         request.params.validate()
+        wanted = request.params.structured_outputs
+        if wanted is not None and wanted.regex == "bad":
+            raise InvalidRequestError("response_format: no regex", param="response_format")
         if len(request.prompt_token_ids) >= MAX_LENGTH:
             raise InvalidRequestError("prompt is too long", param="prompt")
         self._requests[request.request_id] = request

@@ -20,6 +20,7 @@ from samebit.core.errors import EngineDeadError, InvalidRequestError, Overloaded
 from samebit.core.request import EngineInfo, EngineOutput, Request
 from samebit.engine.messages import (
     Abort,
+    CompileTimes,
     Connected,
     Done,
     Fatal,
@@ -341,6 +342,8 @@ class AsyncEngineClient:
                     self._deliver(output, now)
             case QueueTimes(seconds):
                 self._metrics.admitted(seconds)
+            case CompileTimes(seconds):
+                self._metrics.compiled(seconds)
             case Rejected(request_id, problem):
                 entry = self._close(request_id)
                 if entry is not None:

@@ -108,6 +108,11 @@ class Engine:
         self._outputs.open(request)
         self._arrived_s[request.request_id] = time.monotonic()
 
+    def prepare(self, request: Request) -> None:
+        """Compile the grammar that `request` asks for, so that `add` need not; in any thread. Raises as `add` does."""
+        request.params.validate()
+        self.grammars.prepare(request)
+
     def abort(self, request_id: str) -> bool:
         """End a request without further output; False if it is not open."""
         self._outputs.close(request_id)
@@ -126,6 +131,10 @@ class Engine:
         """Seconds that requests waited which were first admitted since the last call."""
         times, self._queue_times_s = self._queue_times_s, []
         return times
+
+    def take_compile_times(self) -> list[float]:
+        """Seconds that the compilation of grammars took since the last call."""
+        return self.grammars.take_compile_times()
 
     def flush_cache(self) -> None:
         """Empty the prefix cache, but for what a running request is about to resume from."""

@@ -96,6 +96,12 @@ class QueueTimes(msgspec.Struct, frozen=True, tag=True):
     seconds: list[float]
 
 
+class CompileTimes(msgspec.Struct, frozen=True, tag=True):
+    """Seconds that the compilation of grammars took."""
+
+    seconds: list[float]
+
+
 class Stats(msgspec.Struct, frozen=True, tag=True):
     """Gauges and totals of the engine at one moment."""
 
@@ -103,7 +109,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = Submit | Abort | FlushCache | LoadWeights | UseWeights | Shutdown
-FromEngine = Connected | Ready | Fatal | Outputs | Rejected | Done | QueueTimes | Stats
+FromEngine = Connected | Ready | Fatal | Outputs | Rejected | Done | QueueTimes | CompileTimes | Stats
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -20,6 +20,7 @@ _NEXT_TOKEN_BUCKETS_S = (
     *(0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1),
     *(0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
 )
+_COMPILATION_BUCKETS_S = (*(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),)
 _QUEUE_BUCKETS_S = (0.0, *_FIRST_TOKEN_BUCKETS_S)
 _REQUEST_BUCKETS_S = (*(0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 1200),)
 
@@ -40,6 +41,8 @@ _ENGINE_TOTALS = (
     ("num_damaged_resumes", "damaged_resumes", "Resumes from a checkpoint found damaged"),
     ("evicted_tokens", "evicted_tokens", "Cached tokens that were evicted"),
     ("failed_steps", "failed_steps", "Steps that ended their requests with an error"),
+    ("num_grammar_masks", "grammar_masks", "Masks of allowed tokens that grammars made"),
+    ("grammar_mask_seconds", "grammar_mask_seconds", "Time of the engine spent on them"),
     ("num_weight_updates", "weight_updates", "Times that other weights were loaded"),
 )
 
@@ -78,6 +81,9 @@ class ServerMetrics:
         )
         self._queue = self._histogram("queue_time_seconds", "Arrival to the first step", _QUEUE_BUCKETS_S)
         self._request = self._histogram("e2e_request_latency_seconds", "Arrival to last token", _REQUEST_BUCKETS_S)
+        self._compilation = self._histogram(
+            "grammar_compilation_time_seconds", "Time to compile a grammar", _COMPILATION_BUCKETS_S
+        )
         self._engine = _EngineStats(model_name)
         self.registry.register(self._engine)
 
@@ -85,6 +91,11 @@ class ServerMetrics:
         """The first step of some requests began so long after they arrived."""
         for wait_s in waits_s:
             self._queue.observe(wait_s)
+
+    def compiled(self, times_s: Sequence[float]) -> None:
+        """Some grammars took so long to compile."""
+        for time_s in times_s:
+            self._compilation.observe(time_s)
 
     def first_token(self, wait_s: float, num_prompt_tokens: int, output: EngineOutput) -> None:
         """A request got its first token `wait_s` after it arrived."""

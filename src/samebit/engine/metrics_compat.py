@@ -29,6 +29,7 @@ _NAMES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ),
     ("e2e_request_latency_seconds", ("e2e_request_latency_seconds",), ("e2e_request_latency_seconds",)),
     ("queue_time_seconds", ("queue_time_seconds",), ("request_queue_time_seconds",)),
+    ("grammar_compilation_time_seconds", ("grammar_compilation_time_seconds",), ()),
     ("num_requests", ("num_requests",), ("request_success",)),
     ("num_aborted_requests", ("num_aborted_requests",), ()),
     ("num_retracted_reqs", ("num_retracted_reqs",), ()),

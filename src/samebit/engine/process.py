@@ -24,6 +24,7 @@ from samebit.core.errors import EngineDeadError, InvalidRequestError, SamebitErr
 from samebit.core.request import Request
 from samebit.engine.messages import (
     Abort,
+    CompileTimes,
     Connected,
     Done,
     Fatal,
@@ -42,6 +43,7 @@ from samebit.engine.messages import (
     encode,
     problem_of,
 )
+from samebit.engine.preparation import Preparation
 
 if TYPE_CHECKING:
     from samebit.engine.engine import Engine
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 STATS_INTERVAL_S = 0.5
 _IDLE_WAIT_MS = 500
 _LOADING_WAIT_MS = 20
+_PREPARING_WAIT_MS = 1
 _LAST_WORDS_MS = 2000
 
 _log = logging.getLogger(__name__)
@@ -104,22 +107,29 @@ class EngineLoop:
         self._loading: tuple[int, Future[NextWeights]] | None = None
         self._next: NextWeights | None = None
         self._uses: list[UseWeights] = []
+        self._preparation = Preparation(engine.prepare)
 
     def run(self) -> None:
         """Serve until Shutdown or until the parent is gone. An error of the engine itself passes through."""
         while not self._is_stopped:
             idle_ms = _IDLE_WAIT_MS if self._loading is None else _LOADING_WAIT_MS
+            idle_ms = _PREPARING_WAIT_MS if self._preparation.is_busy else idle_ms
             self._receive(0 if self._engine.has_work else idle_ms)
+            for request in self._preparation.take_ready():
+                self._add(request)
             if self._engine.has_work:
                 outputs = self._engine.step()
                 if outputs:
                     self._send(Outputs(outputs))
                 if times := self._engine.take_queue_times():
                     self._send(QueueTimes(times))
+            if times := self._engine.take_compile_times():
+                self._send(CompileTimes(times))
             self._look_after_loading()
             while self._uses and not self._engine.has_work:
                 self._use(self._uses.pop(0))
             self._report()
+        self._preparation.close()
 
     def _receive(self, wait_ms: int) -> None:
         """Handle all messages that are there; wait at most `wait_ms` for the first."""
@@ -131,9 +141,12 @@ class EngineLoop:
             except zmq.Again:
                 return
             match decode_to_engine(data):
+                case Submit(request) if request.params.structured_outputs is not None:
+                    self._preparation.begin(request)
                 case Submit(request):
                     self._add(request)
                 case Abort(request_ids):
+                    self._preparation.forget(request_ids)
                     for request_id in request_ids:
                         self._engine.abort(request_id)
                 case FlushCache(number):

@@ -1,0 +1,93 @@
+"""Grammars are compiled beside the steps of everybody else."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from samebit.core.config import EngineConfig
+from samebit.core.errors import InvalidRequestError
+from samebit.core.request import Request, SamplingParams
+from samebit.core.structured import StructuredOutputsParams
+from samebit.engine.launch import start_engine
+from samebit.engine.metrics import ServerMetrics
+from samebit.engine.preparation import Preparation
+from samebit.engine.streams import merge
+
+ROOT = Path(__file__).parents[2]
+
+
+def request(name, regex=None):
+    wanted = None if regex is None else StructuredOutputsParams(regex=str(regex))
+    params = SamplingParams(max_tokens=3, structured_outputs=wanted)
+    return Request(request_id=name, prompt_token_ids=[1, 2, 3], params=params, seed=7)
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Run `story(client, metrics)` with an engine that needs no model."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])))
+
+    def run(story):
+        async def main():
+            metrics, fake = ServerMetrics("nano"), "tests.server.fakes:FakeEngine"
+            settings = EngineConfig(max_num_seqs=4)
+            async with (
+                asyncio.timeout(30),
+                start_engine(settings, metrics, engine_class=fake, max_open=64) as client,
+            ):
+                return await story(client, metrics)
+
+        return asyncio.run(main())
+
+    return run
+
+
+async def answer(client, one):
+    with client.submit([one]) as stream:
+        return merge([output async for output in stream])
+
+
+def test_requests_go_on_while_a_grammar_is_compiled(run, tmp_path):
+    ready = tmp_path / "ready"
+
+    async def story(client, metrics):
+        held = asyncio.create_task(answer(client, request("held", ready)))
+        for number in range(5):
+            assert (await answer(client, request(f"free {number}"))).finish_reason == "length"
+        assert not held.done()
+        ready.touch()
+        assert len((await held).token_ids) == 3
+        return metrics.render().decode()
+
+    assert 'samebit:grammar_compilation_time_seconds_sum{model_name="nano"} 0.5' in run(story)
+
+
+def test_what_is_no_grammar_is_refused_and_what_is_given_up_is_forgotten(run, tmp_path):
+    ready = tmp_path / "ready"
+
+    async def story(client, metrics):
+        given_up = client.submit([request("given up", ready)])
+        refused = asyncio.create_task(answer(client, request("refused", "bad")))
+        given_up.close()
+        ready.touch()
+        with pytest.raises(InvalidRequestError, match="no regex") as error:
+            await refused
+        assert error.value.param == "response_format"
+        return (await answer(client, request("later", ready))).token_ids
+
+    assert len(run(story)) == 3
+
+
+def test_a_request_is_ready_once_and_none_that_was_forgotten_is():
+    preparation = Preparation(lambda _: None)
+    for name in "abc":
+        preparation.begin(request(name))
+    preparation.forget(["b", "unknown"])
+    found = []
+    while preparation.is_busy:
+        found += [one.request_id for one in preparation.take_ready()]
+    assert sorted(found) == ["a", "c"]
+    assert preparation.take_ready() == []
+    preparation.close()
