@@ -9,6 +9,7 @@ import pytest
 from samebit.core.config import EngineConfig
 from samebit.core.errors import EngineDeadError, InvalidRequestError
 from samebit.server.batch import BatchCounts, keep_done, read_requests, run_batch
+from samebit.server.translate import Translator
 from tests.server.fakes import FAIL, KILL
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +93,44 @@ def test_what_was_done_is_not_done_again_and_what_failed_is(files):
     assert [path.name for path in files[1].parent.iterdir()] == ["in.jsonl", "out.jsonl"]
 
 
+@pytest.mark.parametrize("change", [{"max_tokens": 7}, {"prompt": [9]}, {"url": "/v1/responses"}])
+def test_a_request_that_has_changed_is_asked_again(files, change):
+    write(files[0], line("same", 3), line("other", 5))
+    run(files)
+    before = results(files[1])
+    changed = line("other", 5) | {key: value for key, value in change.items() if key == "url"}
+    changed["body"] |= {key: value for key, value in change.items() if key != "url"}
+    write(files[0], line("same", 3), changed)
+    assert run(files).num_done_before == 1
+    after = results(files[1])
+    assert after["same"] == before["same"]
+    assert after["other"]["id"] != before["other"]["id"]
+    assert after["other"]["response"]["body"] != before["other"]["response"]["body"]
+
+
+def test_a_request_that_is_only_spelled_otherwise_is_not_asked_again(files):
+    write(files[0], line("a", 3))
+    run(files)
+    files[0].write_text('{"body":{"seed":1,"max_tokens" : 4,"prompt":[3,2,3]},"url":"/v1/completions","custom_id":"a"}')
+    assert run(files) == BatchCounts(0, 0, 1)
+
+
+@pytest.mark.parametrize("place", ["_params", "_job"])
+def test_a_fault_of_ours_ends_one_line_only(files, monkeypatch, place):
+    inner = getattr(Translator, place)
+
+    def faulty(self, *args, **kwargs):
+        if "faulty" in repr(args):
+            raise RuntimeError("a fault of ours")
+        return inner(self, *args, **kwargs)
+
+    monkeypatch.setattr(Translator, place, faulty)
+    write(files[0], line("a"), line("b", user="faulty"), line("c", 2))
+    assert run(files) == BatchCounts(2, 1, 0)
+    found = results(files[1])["b"]["response"]
+    assert (found["status_code"], found["body"]["error"]["code"]) == (500, "internal_error")
+
+
 def test_a_request_that_kills_the_engine_takes_no_other_with_it(files):
     write(files[0], *(line(f"r{n}", n) for n in range(1, 4)), line("kills", KILL))
     counts = run(files)
@@ -147,4 +186,4 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
     with pytest.raises(InvalidRequestError, match=r"nowhere\.jsonl"):
         read_requests(tmp_path / "nowhere.jsonl")
     with pytest.raises(InvalidRequestError, match="no"):
-        keep_done(tmp_path / "no" / "out.jsonl", set())
+        keep_done(tmp_path / "no" / "out.jsonl", {})

@@ -4,10 +4,12 @@ Knows files and the application. What is done is written at once, so a batch tha
 """
 
 import asyncio
+import hashlib
+import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -23,14 +25,18 @@ from samebit.engine.launch import ENGINE_CLASS, start_engine
 from samebit.engine.metrics import ServerMetrics
 from samebit.engine.model_source import resolve_model
 from samebit.server.app import create_app
+from samebit.server.errors import error_response
 from samebit.server.service import Service, Traffic
 from samebit.server.translate import Translator
+
+_log = logging.getLogger(__name__)
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 _NO_LIMIT = 1 << 60
 _RESTARTS = 10
 _LOOK_S = 0.1
+_ID_BYTES = 12
 _SERVER_ERROR = 500
 _UNAVAILABLE = 503
 
@@ -42,6 +48,13 @@ class BatchRequest(msgspec.Struct, frozen=True):
     url: str
     body: msgspec.Raw
     method: Literal["POST"] = "POST"
+
+    @property
+    def answer_id(self) -> str:
+        """The `id` of its answer: a digest of all that was asked, so that an answer to something else is known."""
+        asked = (self.custom_id, self.url, msgspec.json.decode(self.body))
+        digest = hashlib.blake2b(msgspec.json.encode(asked, order="deterministic"), digest_size=_ID_BYTES)
+        return f"batch_req_{digest.hexdigest()}"
 
 
 class BatchAnswer(msgspec.Struct, frozen=True):
@@ -86,7 +99,7 @@ def run_batch(
     EngineDeadError when the engine dies again and again.
     """
     requests = read_requests(source)
-    done = keep_done(target, {request.custom_id for request in requests})
+    done = keep_done(target, {request.custom_id: request.answer_id for request in requests})
     left = [request for request in requests if request.custom_id not in done]
     advance(len(done), len(requests))
     num_failed = 0
@@ -123,10 +136,11 @@ def read_requests(path: Path) -> list[BatchRequest]:
     return list(requests.values())
 
 
-def keep_done(path: Path, wanted: set[str]) -> set[str]:
+def keep_done(path: Path, wanted: Mapping[str, str]) -> set[str]:
     """Names of those of `wanted` with a lasting answer in `path`, which keeps only these lines. Creates the file.
 
-    A line that was cut off when the last run ended is not one. Raises InvalidRequestError if the file cannot be written, or
+    `wanted` has the id of each answer by the name of its request: an answer with another one is to a request that has changed since. A
+    line that was cut off when the last run ended is no answer. Raises InvalidRequestError if the file cannot be written, or
     holds anything else, which would be lost.
     """
     kept: dict[str, bytes] = {}
@@ -142,7 +156,7 @@ def keep_done(path: Path, wanted: set[str]) -> set[str]:
                 raise InvalidRequestError(
                     f"{path}, line {number}: is no answer to a request of this batch; name another file"
                 )
-            if result.response.status_code < _SERVER_ERROR:
+            if result.id == wanted[result.custom_id] and result.response.status_code < _SERVER_ERROR:
                 kept[result.custom_id] = row + b"\n"
         # Never a moment in which the answers are in no file.
         beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
@@ -199,7 +213,7 @@ class _Batch:
                 async with self._retrying:
                     await _until_alive(client)
                     status, body = await ask(app, request.url, bytes(request.body))
-            name = f"batch_req_{secrets.token_hex(12)}"
+            name = request.answer_id
             result = BatchResult(name, request.custom_id, BatchAnswer(status, name, msgspec.Raw(body)))
             self._file.write(msgspec.json.encode(result) + b"\n")
             self._file.flush()
@@ -221,7 +235,7 @@ async def _until_alive(client: AsyncEngineClient) -> None:
 
 
 async def ask(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
-    """Status and body of what `app` answers to a POST."""
+    """Status and body of what `app` answers to a POST. Never raises but for what ends the program: a fault is an answer, too."""
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -250,5 +264,10 @@ async def ask(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
         else:
             chunks.append(message.get("body", b""))
 
-    await app(scope, receive, send)
+    try:
+        await app(scope, receive, send)
+    except Exception as error:  # noqa: BLE001 - a request is a boundary, and the batch goes on with the others
+        _log.exception("a request to %s failed", path)
+        response = error_response(error)
+        status, chunks = response.status_code, [bytes(response.body)]
     return status, b"".join(chunks)
