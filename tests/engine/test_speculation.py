@@ -11,7 +11,7 @@ from samebit.engine.output import OutputProcessor
 from samebit.scheduler.sequence import Progress
 
 POOLS = {"num_pages": 64, "num_window_pages": 64, "num_checkpoints": 8, "max_num_seqs": 8, "num_threads": 1}
-PROMPT = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\ndef mul(a, b):\n"
+PROMPT = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\ndef mul(a, b):\n    return"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, logprobs=2)
 SAMPLED = SamplingParams(temperature=0.8, seed=5, max_tokens=24, logprobs=2, n=2)
 

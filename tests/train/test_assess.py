@@ -102,6 +102,7 @@ def made_up(**changes):
             Recall(250, 3, answers(4, 2, 0, 1)),
         ],
         "tools": answers(16, 16, 8, 12),
+        "familiar_tools": answers(16, 16, 15, 15),
         "json": answers(16, 15, 4, 10),
         "completions": Completions(16, 256, 6, 2),
     }
@@ -278,7 +279,8 @@ def test_calls_and_json_are_counted(data, tokenizer):
     tool_probes, json_probes = [calls.tool_probe() for _ in range(6)], [objects.json_probe() for _ in range(6)]
     known = [(p.prompt, p.reply) for p in (*tool_probes[:4], *json_probes[:3])]
     asked = subject(Oracle(tokenizer, known), data)
-    assert arms._tools(asked, 6) == answers(6, 4, 4, 4)
+    assert arms._tools(asked, 6, "probe") == answers(6, 4, 4, 4)
+    assert arms._tools(asked, 6, "train") == answers(6, 0, 0, 0)
     assert arms._json_answers(asked, 6) == answers(6, 3, 3, 3)
 
 
@@ -329,7 +331,8 @@ def test_the_markdown_shows_all_figures():
     for line in (
         "| 250 | 3 | 4 | 0.0 % | 25.0 % | 50.0 % |",
         "Facts stated once: **75.0 %** of 4 exact. Facts updated since: **25.0 %** of 8 exact.",
-        "| tool calls | 16 | 50.0 % | 75.0 % | 100.0 % |",
+        "| tool calls, of unseen tools in unseen sentences | 16 | 50.0 % | 75.0 % | 100.0 % |",
+        "| tool calls, drawn anew as training's are | 16 | 93.8 % | 93.8 % | 100.0 % |",
         "| JSON | 16 | 25.0 % | 62.5 % | 93.8 % |",
         "| **all** | 1000 | 2.7726 | 2.0000 |",
         "| gamma | 500 | 1.3863 | 1.0000 |",

@@ -28,6 +28,7 @@ from samebit.train.dialogues import DialogueWriter, JsonProbe, Probe, ToolProbe
 from samebit.train.heldout import HeldOutPackage, documents_stream, held_out_packages, measured, windows
 from samebit.train.replies import called, is_loop, is_valid_call, only_message, parsed, same_json, satisfies
 from samebit.train.tokens import DOCUMENT_START, SPECIAL_TOKENS, TokenStream, load_data
+from samebit.train.words import Split
 
 PROBES = 50
 CONTEXTS = (512, 4096)
@@ -55,9 +56,9 @@ class _Subject:
     code: TokenStream
     prose: Sequence[str]
 
-    def writer(self, seed: int) -> DialogueWriter:
-        """Writes probes."""
-        return DialogueWriter(self.tokenizer, self.code, self.prose, seed, "probe")
+    def writer(self, seed: int, split: Split = "probe") -> DialogueWriter:
+        """Writes probes, in words that training has not seen unless `split` is "train"."""
+        return DialogueWriter(self.tokenizer, self.code, self.prose, seed, split)
 
     def complete(self, prompts: Sequence[list[int]], max_tokens: int) -> list[CompletionOutput]:
         """The likeliest continuation of each prompt."""
@@ -91,7 +92,8 @@ def assess(model: str, data_folder: Path, *, probes: int = PROBES, num_threads: 
     subject = _Subject(llm, _dialogue_tokenizer(model), np.array(code, dtype=np.uint16), data.sentences)
     completions = _completions(subject, code_prefixes(packages, data.tokenizer, 4 * probes))
     recall = _recall(subject, probes)
-    tools, json_answers = _tools(subject, 4 * probes), _json_answers(subject, 4 * probes)
+    tools, familiar = (_tools(subject, 4 * probes, split) for split in ("probe", "train"))
+    json_answers = _json_answers(subject, 4 * probes)
     held_out = _held_out(llm, packages, max(1, probes // len(packages)))
     return Assessment(
         model=Path(model).name,
@@ -103,6 +105,7 @@ def assess(model: str, data_folder: Path, *, probes: int = PROBES, num_threads: 
         held_out=held_out,
         recall=recall,
         tools=tools,
+        familiar_tools=familiar,
         json=json_answers,
         completions=completions,
     )
@@ -195,12 +198,12 @@ def _recall(subject: _Subject, count: int) -> list[Recall]:
     return found
 
 
-def _tools(subject: _Subject, count: int) -> Answers:
-    writer = subject.writer(1)
+def _tools(subject: _Subject, count: int, split: Split) -> Answers:
+    writer = subject.writer(1, split)
     probes = [writer.tool_probe() for _ in range(count)]
     judges = [partial(judge_call, subject.llm.get_tokenizer(), probe) for probe in probes]
     found = subject.ask([probe.prompt for probe in probes], judges)
-    _log.info("%d of %d calls valid, %d exact", found.valid, found.count, found.exact)
+    _log.info("%s: %d of %d calls valid, %d exact", split, found.valid, found.count, found.exact)
     return found
 
 

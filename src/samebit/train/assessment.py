@@ -76,7 +76,7 @@ class Completions(msgspec.Struct, frozen=True):
 
 class Assessment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All measurements of one model. `fingerprint`, `profile`: the weights and numerics that gave them; `corpus`: its digest;
-    `probes`: how many were asked for.
+    `probes`: how many were asked for; `familiar_tools`: calls asked for as training dialogues ask, of tools such as they have.
     """
 
     model: str
@@ -88,6 +88,7 @@ class Assessment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     held_out: list[HeldOutLoss]
     recall: list[Recall]
     tools: Answers
+    familiar_tools: Answers
     json: Answers
     completions: Completions
 
@@ -113,14 +114,14 @@ def markdown(found: Assessment) -> str:
         "## Measurements\n",
         f"Greedy decoding by samebit's engine, fingerprint {found.fingerprint}, in {found.seconds:.0f} s:",
         f"`samebit train assess {found.model} DATA --probes {found.probes}` on corpus {found.corpus[:16]}. Whatever probes talk about, and",
-        "how they say it, is in no training dialogue; their code is from held-out packages.\n",
+        "how they say it, is in no training dialogue, unless a row says so; their code is from held-out packages.\n",
         "### Facts in dialogues\n",
         "*Exact*: the whole reply is the expected one and the model then stopped by itself. *Value*: the value is in the reply.\n",
         table(("distance, tokens", "corrections", *_ANSWER_HEAD[:2], "value", "stopped"), _recall_rows(found.recall)),
         f"\nFacts stated once: {_exact(facts)}. Facts updated since: {_exact(updated)}.\n",
         "### Tool calls and JSON\n",
         "*Valid*: the reply is one call of a declared tool (or one JSON text), and satisfies the schema. *Exact*: as expected.\n",
-        table(("", *_ANSWER_HEAD), [("tool calls", *_shares(found.tools)), ("JSON", *_shares(found.json))]),
+        table(("", *_ANSWER_HEAD), [(what, *_shares(answers)) for what, answers in _answer_rows(found)]),
         "\n### Held-out code\n",
         table(("package", "tokens", *_loss_head(found.held_out)), _loss_rows(found.held_out)),
         "\n### Greedy completion of held-out code\n",
@@ -138,6 +139,14 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
 
 
 _ANSWER_HEAD = ("probes", "exact", "valid", "stopped")
+
+
+def _answer_rows(found: Assessment) -> list[tuple[str, Answers]]:
+    return [
+        ("tool calls, of unseen tools in unseen sentences", found.tools),
+        ("tool calls, drawn anew as training's are", found.familiar_tools),
+        ("JSON", found.json),
+    ]
 
 
 def _recall_rows(cells: Sequence[Recall]) -> list[tuple[object, ...]]:
