@@ -104,7 +104,7 @@ class KernelSet:
     def acknowledge(self, ix: EntryIndex, row_tags: Tensor, pages: PageTags) -> tuple[Tensor, Tensor]:
         """Which entries' pages carry their stamps in every layer, and which entries' rows their tag in every stream: [E] bool each.
 
-        ``row_tags`` [streams, num_rows] int64. An entry whose rows are the sink has nothing to show there, one at 0 no pages.
+        ``row_tags`` [streams, num_rows] int64. Rows in the sink are not written; an entry at 0 has no pages.
         """
         pages_intact, rows_written = self._ops.acknowledge(
             ix.rows, ix.boundaries, ix.tags, ix.dest, ix.row_slots, row_tags, pages.found, pages.table, pages.stamps,

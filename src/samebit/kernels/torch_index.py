@@ -251,5 +251,5 @@ def acknowledge(
         outside = (page < low[:, None]) | (page >= last[:, None])
         same = (actual[:, pages[slot].long()] == expected[slot]).all(dim=0)
         pages_intact &= (same | outside).all(dim=1)
-    written = (row_tags[:, dest.long()] == tags[:, None]) | (dest == SINK_ROW)
+    written = (row_tags[:, dest.long()] == tags[:, None]) & (dest != SINK_ROW)
     return pages_intact, written.all(dim=2).all(dim=0)

@@ -1,7 +1,7 @@
 """Whether what a step was to write is there: the twin is ``torch_index.acknowledge``. Knows tags only.
 
 A few programs share an entry's pages. Both answers of an entry start as yes, and whoever finds a wrong tag writes no, so nothing is
-merged. What an entry does not have is never looked for: one without pages and rows costs a load of each of its words.
+merged. What an entry does not have is never looked for: one without pages and rows costs a load of its words, and its rows were not written.
 """
 
 import torch
@@ -79,16 +79,16 @@ def acknowledge_kernel(
     if part == 0:
         h = tl.arange(0, BLOCK_H)
         row = tl.load(dest + entry * HISTORY + h, mask=h < HISTORY, other=SINK_ROW)
+        missing = ((h < HISTORY) & (row <= SINK_ROW)).to(tl.int32)
         if tl.max(row, axis=0) > SINK_ROW:
             expected = tl.load(tags + entry)
-            missing = tl.zeros((BLOCK_H,), tl.int32)
             for first in range(0, streams, STREAMS):
                 stream = first + tl.arange(0, STREAMS)[:, None]
                 compared = (stream < streams) & (row > SINK_ROW)[None, :]
                 tag = tl.load(row_tags + stream.to(tl.int64) * pool_rows + row[None, :], mask=compared, other=0)
                 missing += tl.sum((compared & (tag != expected)).to(tl.int32), axis=0)
-            if tl.sum(missing, axis=0) > 0:
-                tl.store(rows_written + entry, 0)
+        if tl.sum(missing, axis=0) > 0:
+            tl.store(rows_written + entry, 0)
 
 
 def acknowledge(
