@@ -111,26 +111,29 @@ class Scheduler:
         assert not self._in_flight, "the last step has not been committed"
         self._step += 1
         self._preempt_picked()
-        planned: list[PlannedRow] = []
+        planned, num_tokens = list[PlannedRow](), 0
         running = list(self._running)
         guesses = worthy_guesses(
             self._running, self._waiting, self._config, self._step, max_drafts=self._manager.geometry.max_drafts
         )
         for place, sequence in enumerate(running, start=1):
-            room = self._room(planned)
+            room = self._room(len(planned), num_tokens)
             # Guesses never take the place of another sequence's next token, nor all room of those that wait.
             reserve = len(running) - place + (self._config.max_num_batched_tokens // 2 if self._waiting else 0)
             worthy = guesses.get(sequence.request.request_id, [])[: max(0, room - 1 - reserve)]
             row = self._running_row(sequence, room, worthy) if room and sequence.status is Status.RUNNING else None
-            planned += [row] if row else []
+            if row is not None:
+                planned.append(row)
+                num_tokens += row.num_tokens
         for sequence in list(self._waiting):
-            room = self._room(planned)
+            room = self._room(len(planned), num_tokens)
             if room and self._awaits_prefix(sequence):
                 continue
             row = self._admitted_row(sequence, room) if room else None
             if row is None:
                 break
             planned.append(row)
+            num_tokens += row.num_tokens
         planned += [self._publishing_row(sequence) for sequence in self._publishing]
         is_drafting = self._drafter is None and self._manager.geometry.max_drafts > 0
         plan = write_plan(self._step, planned, self._manager, self._config, is_drafting=is_drafting)
@@ -175,12 +178,11 @@ class Scheduler:
 
     # Planning
 
-    def _room(self, planned: list[PlannedRow]) -> int:
-        """Tokens that the step can still take; 0 when it has all its rows."""
-        schedule = self._config.schedule
-        if len(planned) >= (schedule.max_rows or self._config.max_num_seqs):
+    def _room(self, num_rows: int, num_tokens: int) -> int:
+        """Tokens that a step with so many rows and tokens can still take; 0 when it has all its rows."""
+        if num_rows >= (self._config.schedule.max_rows or self._config.max_num_seqs):
             return 0
-        return self._config.max_num_batched_tokens - sum(row.num_tokens for row in planned)
+        return self._config.max_num_batched_tokens - num_tokens
 
     def _running_row(self, sequence: Sequence, room: int, drafts: list[int]) -> PlannedRow | None:
         state = sequence.state

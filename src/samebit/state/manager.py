@@ -123,6 +123,8 @@ class StateManager:
 
         With `whole`, pages of the full-attention group must reach that length too, or nothing is given (0).
         """
+        if not whole and self.reach(state) >= state.length + wanted:
+            return max(0, wanted)
         if whole and (full := self._full_group()) is not None and not self._extend(state, full, whole, partly=False):
             return 0
         for g in range(len(state.groups)):
@@ -131,7 +133,7 @@ class StateManager:
 
     def reach(self, state: SequenceState) -> int:
         """Positions below it have pages in every group."""
-        return min(len(held.pages) for held in state.groups) * self.geometry.page_size
+        return min([len(held.pages) for held in state.groups]) * self.geometry.page_size
 
     def take_deltas(self, state: SequenceState) -> list[PageDelta]:
         """What the device's page tables have yet to learn about this sequence."""
@@ -355,6 +357,8 @@ class StateManager:
         held, pool = state.groups[group], self.pages[group]
         want = -(-length // self.geometry.page_size)
         missing = want - len(held.pages)
+        if missing <= 0:
+            return True
         if missing > pool.num_free:
             available = pool.num_free + self._num_evictable(group)
             aim = min(missing, available) if partly or missing <= available else 0

@@ -1,0 +1,154 @@
+"""CPU time that the host takes for a step, with a device that answers at once, and where it goes.
+
+    python -m benchmarks.host --rows 32 --steps 400 --profile
+
+Requests decode with all their settings neutral (or with --penalties, --logprobs). Addresses, forward pass, sampler and tags are left out:
+what is measured is planning, the choice of a bucket, filling its inputs, reading results back, committing them and making text. A captured
+step runs none of what is left out on the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samebit.core.config import EngineConfig
+from samebit.core.request import Request, SamplingParams
+from samebit.engine.engine import Engine
+from samebit.inputs import Bucket
+from samebit.runner import runner as runner_module
+from samebit.runner.ladder import Ladder, ladder
+from samebit.runner.readback import Results
+from samebit.runner.step import StepTensors
+
+PROMPT = 200
+
+
+def main() -> None:
+    """Read the arguments, measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, default=Path("src/samebit/assets/nano"))
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--penalties", action="store_true", help="requests have a frequency penalty")
+    parser.add_argument("--logprobs", type=int, default=0)
+    parser.add_argument("--profile", action="store_true", help="print the ten functions that take most")
+    args = parser.parse_args()
+    engine = engine_without_device(args.model, args.rows)
+    # Text of varied tokens that end nothing.
+    params = SamplingParams(
+        max_tokens=args.steps + 50,
+        ignore_eos=True,
+        logprobs=args.logprobs or None,
+        frequency_penalty=0.5 if args.penalties else 0.0,
+    )
+    for number in range(args.rows):
+        prompt = [1 + (number * 977 + place * 31) % 4000 for place in range(PROMPT)]
+        engine.add(Request(request_id=str(number), prompt_token_ids=prompt, params=params, seed=number))
+    for _ in range(30):
+        engine.step()
+    totals = []
+    for _ in range(args.steps // 2):
+        before = time.process_time_ns()
+        engine.step()
+        totals.append(time.process_time_ns() - before)
+    print(f"{args.rows} rows: {statistics.median(totals) / 1e6:.3f} ms CPU a step (fastest tenth {tenth(totals):.3f})")
+    if args.profile:
+        profile = cProfile.Profile()
+        for _ in range(args.steps // 2):
+            profile.runcall(engine.step)
+        pstats.Stats(profile).sort_stats("tottime").print_stats(10)
+        return
+    parts = timed_parts(engine)
+    for _ in range(args.steps // 2):
+        engine.step()
+    for name, times in parts.items():
+        print(f"  {name}: {statistics.median(times) / 1e6:.3f} ms (fastest tenth {tenth(times):.3f})")
+
+
+def tenth(times: list[int]) -> float:
+    """The first decile in milliseconds: that of a core which nobody else uses."""
+    return sorted(times)[len(times) // 10] / 1e6
+
+
+def engine_without_device(model: Path, rows: int) -> Engine:
+    """An engine whose steps fill the bucket that a GPU would take, and find every token drawn and everything written."""
+    engine = Engine(EngineConfig(model=str(model), device="cpu", max_num_seqs=rows, num_threads=1, cache_bytes=1 << 28))
+    runner = engine._runner
+    buckets = ladder(runner._pools.geometry, engine._config.max_num_batched_tokens, is_drafting=False)
+    count = 0
+
+    def run_step(_model: Any, _kernels: Any, _buffers: Any, _pools: Any, bucket: Bucket, _guesser: Any) -> StepTensors:
+        nonlocal count
+        count += 1
+        return answers(bucket, count)
+
+    runner_module.run_step = run_step
+    with torch.inference_mode():
+        runner._captured = {bucket: runner_module._Program(runner._place, bucket) for bucket in buckets}
+    runner._ladder = Ladder(buckets)
+    return engine
+
+
+def answers(bucket: Bucket, step: int) -> StepTensors:
+    """Everything as it should be, and another token in each step."""
+    words, real = torch.zeros(bucket.samples, dtype=torch.int32), torch.zeros(bucket.samples)
+    yes = torch.ones(max(bucket.samples, bucket.rows, bucket.entries), dtype=torch.bool)
+    return StepTensors(
+        tokens=(torch.arange(bucket.samples) * 37 + step * 101).int() % 3000 + 300,
+        logprobs=real,
+        ranks=words + 1,
+        finite=yes[: bucket.samples],
+        top_ids=torch.zeros(bucket.samples, bucket.top, dtype=torch.int32),
+        top_logprobs=torch.zeros(bucket.samples, bucket.top),
+        accepted=torch.zeros(bucket.rows, dtype=torch.int32),
+        rows_intact=yes[: bucket.rows],
+        pages_intact=yes[: bucket.entries],
+        rows_written=yes[: bucket.entries],
+        drafts=torch.zeros(bucket.drafts, 0, dtype=torch.int32),
+        confidence=torch.zeros(bucket.drafts, 0),
+    )
+
+
+def timed_parts(engine: Engine) -> dict[str, list[int]]:
+    """Times of each part of a step from now on, in nanoseconds; a clock of CPU time would take longer to read than some of them."""
+    times: dict[str, list[int]] = defaultdict(list)
+
+    def timed(owner: Any, name: str, called: str) -> None:
+        function: Callable[..., Any] = getattr(owner, name)
+
+        @wraps(function)
+        def wrapper(*args: Any, **options: Any) -> Any:
+            before = time.perf_counter_ns()
+            try:
+                return function(*args, **options)
+            finally:
+                times[called].append(time.perf_counter_ns() - before)
+
+        setattr(owner, name, wrapper)
+
+    timed(engine.scheduler, "plan", "plan")
+    timed(engine._runner, "execute", "execute")
+    timed(Bucket, "of", "  choose a bucket")
+    for program in engine._runner._captured.values():
+        timed(program.buffers, "fill", "  fill")
+    timed(runner_module, "run_step", "  (stand-in for the device)")
+    timed(Results, "pack", "  (pack, which a graph does)")
+    timed(Results, "read", "  read")
+    timed(runner_module, "_read_back", "  take apart")
+    timed(engine.scheduler, "commit", "commit")
+    return times
+
+
+if __name__ == "__main__":
+    main()
