@@ -16,6 +16,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--transformers", action="store_true", help="time transformers on the same weights, too")
+    parser.add_argument("--profile", action="store_true", help="tell how a step's time falls to kernels, too")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     settings: dict[str, Any] = {
@@ -65,9 +67,9 @@ def main() -> None:
     record["floors"] = {"copy_bytes_per_s": copy_rate(), "product_operations_per_s": product_rate()}
     rng = random.Random(0)
     for batch in BATCHES:
-        record[f"decode, batch {batch}"] = found = decode(llm, rng, batch, args.rounds)
+        record[f"decode, batch {batch}"] = found = decode(llm, rng, batch, args.rounds, profile=args.profile)
         print(batch, json.dumps(found), flush=True)
-    record["prefill"] = found = prefill(llm, rng, args.rounds)
+    record["prefill"] = found = prefill(llm, rng, args.rounds, profile=args.profile)
     print(json.dumps(found), flush=True)
     if args.transformers:
         del llm
@@ -149,12 +151,12 @@ class Watched:
         return replay
 
 
-def decode(llm: LLM, rng: random.Random, batch: int, rounds: int) -> dict[str, float]:
+def decode(llm: LLM, rng: random.Random, batch: int, rounds: int, *, profile: bool) -> dict[str, Any]:
     """A step of `batch` requests of about CONTEXT tokens each, in milliseconds."""
     engine: Engine = llm._engine
     watched = Watched(engine)
     engine._runner = watched  # type: ignore[assignment]
-    walls, devices = [], []
+    walls, devices, kernels = [], [], {}
     try:
         for number in range(rounds + 1):
             names = [f"{batch}-{number}-{i}" for i in range(batch)]
@@ -172,6 +174,8 @@ def decode(llm: LLM, rng: random.Random, batch: int, rounds: int) -> dict[str, f
                 walls += times
                 replay = watched.replay()
                 devices.append(device_seconds(lambda r=replay: [r() for _ in range(REPLAYS)], rounds=2) / REPLAYS)
+                if profile:
+                    kernels = {"kernels": kernel_times(replay)}
             for name in names:
                 engine.abort(name)
             while engine.has_work:
@@ -181,22 +185,37 @@ def decode(llm: LLM, rng: random.Random, batch: int, rounds: int) -> dict[str, f
         engine._runner = watched._runner
     wall, device, tenths = statistics.median(walls), statistics.median(devices), statistics.quantiles(walls, n=10)
     found = {"step": wall, "p10": tenths[0], "p90": tenths[-1], "device": device, "host": wall - device}
-    return {f"{name}_ms": round(1e3 * value, 4) for name, value in found.items()} | {
-        "tokens_per_s": round(batch / wall)
-    }
+    times = {f"{name}_ms": round(1e3 * value, 4) for name, value in found.items()}
+    return times | {"tokens_per_s": round(batch / wall)} | kernels
 
 
-def prefill(llm: LLM, rng: random.Random, rounds: int) -> dict[str, float]:
+def kernel_times(work: Callable[[], object], rounds: int = 8) -> dict[str, list[float]]:
+    """Launches of each kernel in `work`, and the microseconds that all of them take, the longest first."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(rounds):
+            work()
+        torch.cuda.synchronize()
+    found = [(e.key, e.count / rounds, e.device_time_total / rounds) for e in profiler.key_averages()]
+    found.sort(key=lambda entry: -entry[2])
+    return {name[:100]: [round(count, 2), round(time_us, 1)] for name, count, time_us in found if time_us}
+
+
+def prefill(llm: LLM, rng: random.Random, rounds: int, *, profile: bool) -> dict[str, Any]:
     """Prompt tokens a second, for PREFILL prompts of so many tokens at once."""
     count, length = PREFILL
     rates = []
     for number in range(rounds + 1):
         prompts = [random_prompt(rng, llm, length) for _ in range(count)]
         before = time.perf_counter()
-        llm.generate(prompts, SamplingParams(max_tokens=1, **GREEDY))
+        llm.generate(prompts, SamplingParams(max_tokens=1, **GREEDY), use_tqdm=False)
         if number:
             rates.append(count * length / (time.perf_counter() - before))
-    return {"tokens_per_s": round(statistics.median(rates)), "min": round(min(rates)), "max": round(max(rates))}
+    found: dict[str, Any] = {"tokens_per_s": round(statistics.median(rates)), "min": round(min(rates))}
+    if profile:
+        prompts = [random_prompt(rng, llm, length) for _ in range(count)]
+        work = partial(llm.generate, prompts, SamplingParams(max_tokens=1, **GREEDY))
+        found["kernels"] = kernel_times(work, rounds=1)
+    return found | {"max": round(max(rates))}
 
 
 def transformers_rates(model: Path, rng: random.Random) -> dict[str, float]:
