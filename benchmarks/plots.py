@@ -19,8 +19,7 @@ import matplotlib as mpl
 mpl.use("svg")
 from matplotlib import pyplot as plt
 
-# Apart in hue and in lightness, so that they can be told apart without colours too.
-_COLORS = ("#0b3c5d", "#2f8f9d", "#e8a33d", "#b23a48")
+from samebit.bench.plot import COLORS
 
 
 def share_of_steps(at_least: Sequence[float]) -> list[float]:
@@ -40,7 +39,7 @@ def draw(measured: dict[str, list[dict[str, Any]]], target: Path) -> None:
             shares = [100 * share for share in share_of_steps(part["accepted"])]
             places = [k + (number - (len(measured) - 1) / 2) * width for k in range(len(shares))]
             label = f"{method}: {part['length']:.2f} tokens a step"
-            panel.bar(places, shares, width, label=label, color=_COLORS[number % len(_COLORS)])
+            panel.bar(places, shares, width, label=label, color=COLORS[number % len(COLORS)])
         panel.set_title(f"{name}, {'greedy' if not temperature else f'T = {temperature:g}'}", fontsize=10)
         panel.set_xlabel("guesses accepted")
         panel.legend(fontsize=7, frameon=False)

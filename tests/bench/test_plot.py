@@ -6,7 +6,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from samebit.bench.plot import names_of, swept
+from samebit.bench.plot import _lines, names_of, swept
 from samebit.bench.record import Record, Run, read_record, write_record
 from samebit.cli import app
 
@@ -65,6 +65,26 @@ def test_records_are_drawn_over_one_another_and_always_the_same(files, tmp_path)
     assert "<!-- after, 8 conversations at once -->" in drawn
     assert "<!-- time to first token, ms -->" in drawn
     assert "<!-- time per output token, ms -->" not in drawn, "no record has it"
+
+
+def test_each_value_of_the_other_setting_is_a_line_of_its_own():
+    class Panel:
+        def __init__(self):
+            self.lines = []
+
+        def plot(self, where, values, style, **look):
+            self.lines.append((list(where), style, look["label"]))
+
+        def set_xticks(self, *_): ...
+        def set_xlabel(self, *_): ...
+
+    panel = Panel()
+    swept_twice = record("a", rates=(1.0, 2.0, "inf"), limits=(4, None))
+    _lines(panel, [swept_twice], "request_rate", "median_ttft_ms", None)
+    assert panel.lines == [
+        ([0, 1, 2], "o-", "a, 4 conversations at once"),
+        ([0, 1, 2], "o-", "a, inf conversations at once"),
+    ]
 
 
 def test_a_record_without_a_sweep_is_bars(tmp_path):

@@ -259,7 +259,7 @@ def test_an_interrupt_shows_and_stores_what_was_measured(target):
         return events(body)
 
     with serving(FakeOpenAI(respond)) as url:
-        flags = ["--base-url", url, *SMALL, "--max-concurrency", "1", "--output", str(target)]
+        flags = ["--base-url", url, *SMALL, "--max-concurrency", "1,2", "--output", str(target)]
         command = [sys.executable, "-c", COMMAND, "bench", "serve", *flags]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             try:
@@ -275,6 +275,7 @@ def test_an_interrupt_shows_and_stores_what_was_measured(target):
     record = json.loads(target.read_text())
     summary = record["runs"][0]["summary"]
     assert not record["is_complete"]
+    assert len(record["runs"]) == 1, "the rest of the sweep was not begun"
     assert (summary["completed"], summary["failed"], summary["unfinished"], summary["unsent"]) == (2, 0, 1, 1)
 
 

@@ -124,7 +124,7 @@ class Load:
     def _note(self, row: Row, piece: Piece) -> None:
         if piece.has_tokens:
             row.token_s.append(self._now())
-            row.num_output_tokens += not row.has_usage
+            row.num_output_tokens += 1
         if piece.num_output_tokens is not None:
             row.num_output_tokens, row.has_usage = piece.num_output_tokens, True
             row.num_input_tokens, row.num_cached_tokens = piece.num_input_tokens, piece.num_cached_tokens

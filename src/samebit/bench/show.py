@@ -57,7 +57,9 @@ def run_bar(*, is_wanted: bool = True) -> Iterator[Callable[[str, int], Callable
     """Gives a function that begins a bar for a run of so many requests; on a terminal only."""
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not (is_wanted and console.is_terminal)) as bar:
+    with Progress(
+        *columns, console=console, refresh_per_second=2, disable=not (is_wanted and console.is_terminal)
+    ) as bar:
 
         def begin(name: str, num_requests: int) -> Callable[[Row], None]:
             task = bar.add_task(name, total=num_requests)

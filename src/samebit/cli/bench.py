@@ -143,6 +143,7 @@ def latency(
     max_num_batched_tokens: MaxNumBatchedTokens = None,
     cache_bytes: CacheBytes = None,
     gpu_memory_utilization: GpuMemory = None,
+    enable_prefix_caching: PrefixCaching = True,
     num_threads: NumThreads = None,
     device: Device = None,
     dtype: Dtype = None,
