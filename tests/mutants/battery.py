@@ -310,7 +310,9 @@ def check_graphs() -> None:
     assert world.player.num_hits > 2, "nothing came from the cache"
     runner = world.engine._runner
     programs = [*runner._programs.values(), *runner._captured.values()]
-    assert sum(getattr(program, "_is_checked", False) for program in programs) > 4, "nothing was replayed"
+    num_replayed = sum(getattr(program, "_is_checked", False) for program in programs)
+    # A GPU's few sizes each hold many steps.
+    assert num_replayed > (4 if worlds.RECORDED["graph"] == "trace" else 1), f"{num_replayed} recordings were replayed"
     # Rows leave a bucket out of order, and the others change places in it.
     world = make_world(MIXED, **worlds.RECORDED, schedule={"shuffle_rows": True}, enable_prefix_caching=False)
     for number in range(6):
