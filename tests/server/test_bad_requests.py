@@ -12,7 +12,6 @@ CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/response
 SAY = [{"role": "user", "content": "hi"}]
 GOOD = {"prompt": "import os\n", "seed": 1, "max_tokens": 8, "logprobs": 1}
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
-TOOL = [{"type": "function", "function": {"name": "f"}}]
 DEEP = b'{"prompt":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
 WRONG = [
@@ -120,10 +119,12 @@ WRONG = [
     (CHAT, {"messages": SAY, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     (CHAT, {"messages": SAY, "logprobs": 1}, "logprobs"),
     (CHAT, {"messages": SAY, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
-    (CHAT, {"messages": SAY, "tools": TOOL}, "tools"),
+    (CHAT, {"messages": SAY, "tools": [{}]}, "tools.0.type"),
     (CHAT, {"messages": SAY, "tool_choice": "required"}, "tool_choice"),
     (CHAT, {"messages": SAY, "functions": [{}]}, "functions"),
-    (CHAT, {"messages": SAY, "response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT, {"messages": SAY, "response_format": {"type": "xml"}}, "response_format"),
+    (CHAT, {"messages": SAY, "response_format": {"type": "json_object"}, "regex": "a"}, "regex"),
+    (CHAT, {"messages": SAY, "structured_outputs": {}}, "structured_outputs"),
     (CHAT, {"messages": SAY, "modalities": ["audio"]}, "modalities"),
     (CHAT, {"messages": SAY, "store": True}, "store"),
     (
