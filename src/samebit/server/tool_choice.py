@@ -27,6 +27,11 @@ def check_choice(body: ChatBody, message_format: MessageFormat | None) -> None:
         )
 
 
+def is_one_call(body: ChatBody) -> bool:
+    """Whether the answer ends with its first call."""
+    return bool(body.tools) and (body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool))
+
+
 def banned_ids(body: ChatBody, message_format: MessageFormat | None) -> tuple[int, ...]:
     """Tokens that the answer may not have: with `tool_choice` none, those that begin a call. The tools are still in the prompt."""
     return _call_ids(message_format) if body.tools and body.tool_choice == "none" else ()
