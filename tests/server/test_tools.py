@@ -284,6 +284,66 @@ def test_tools_stay_in_the_prompt_of_a_turn_without_them(server):
     assert "tool_calls" not in chosen["choices"][0]["message"]
 
 
+QUESTION = [{"role": "user", "content": "Tell me about Oslo."}]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_required_call_is_made_and_is_valid(client, seed, streams):
+    fields = {"messages": QUESTION, "tools": TOOLS, "tool_choice": "required", "seed": seed, "max_tokens": 400}
+    fields |= {"model": "nano", "temperature": 1.5, "parallel_tool_calls": seed % 2 == 0}
+    if streams:
+        message, reason = gathered(client.chat.completions.create(**fields, stream=True))
+        calls = [call["function"] for call in message["tool_calls"]]
+    else:
+        choice = client.chat.completions.create(**fields).choices[0]
+        calls, reason = [call.function.to_dict() for call in choice.message.tool_calls], choice.finish_reason
+        assert choice.message.content is None
+    assert len(calls) == 1 or (calls and seed % 2 == 0)
+    for call in calls:
+        assert call["name"] in ("get_weather", "get_time")
+        if reason == "tool_calls" or call is not calls[-1]:
+            assert isinstance(json.loads(call["arguments"])["city"], str)
+
+
+@pytest.mark.parametrize("name", ["get_weather", "get_time"])
+def test_a_named_tool_is_called_once(client, name):
+    chosen = {"type": "function", "function": {"name": name}}
+    fields = {"model": "nano", "tools": TOOLS, "tool_choice": chosen, "temperature": 0, "max_tokens": 200}
+    choice = client.chat.completions.create(messages=QUESTION, **fields).choices[0]
+    (call,) = choice.message.tool_calls
+    assert call.function.name == name
+    assert choice.finish_reason == "tool_calls"
+    response = client.responses.create(
+        model="nano",
+        input="Tell me about Oslo.",
+        tools=FLAT,
+        tool_choice={"type": "function", "name": name},
+        temperature=0,
+    )
+    (item,) = response.output
+    assert (item.type, item.name, json.loads(item.arguments)) == (
+        "function_call",
+        name,
+        json.loads(call.function.arguments),
+    )
+
+
+def test_a_conversation_with_calls_goes_on(client):
+    """As an agent has it: a call, its result, an answer, and another call."""
+    messages = list(QUESTION)
+    for turn in range(2):
+        fields = {"model": "nano", "tools": TOOLS, "temperature": 0, "extra_body": {"return_token_ids": True}}
+        asked_for = client.chat.completions.create(messages=messages, tool_choice="required", **fields).choices[0]
+        messages.append(asked_for.message)
+        ids = [call.id for call in asked_for.message.tool_calls]
+        messages += [{"role": "tool", "tool_call_id": call_id, "content": "sunny"} for call_id in ids]
+        said = client.chat.completions.create(messages=messages, tool_choice="none", max_tokens=60, **fields).choices[0]
+        assert said.message.tool_calls is None
+        assert said.message.content
+        messages += [said.message, {"role": "user", "content": f"And now? {turn}"}]
+
+
 def test_tokenize_counts_tools(scripted):
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
     counted = scripted.post("/tokenize", body)[2]["tokens"]
