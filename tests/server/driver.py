@@ -47,7 +47,7 @@ class Server:
     def log(self):
         return self._log_path.read_text()
 
-    def wait_ready(self, limit_s=60):
+    def wait_ready(self, limit_s=300):
         end = time.monotonic() + limit_s
         while True:
             found = re.search(r"serving \S+ on http://(\S+):(\d+)", self.log)
@@ -70,7 +70,7 @@ class Server:
     def signal(self, number=signal.SIGTERM):
         self.process.send_signal(number)
 
-    def wait(self, limit_s=20):
+    def wait(self, limit_s=60):
         return self.process.wait(limit_s)
 
     def get(self, path):
@@ -109,7 +109,7 @@ class Server:
     def stat(self, name):
         return self.get("/server_info")[2]["stats"].get(name)
 
-    def until(self, condition, limit_s=30):
+    def until(self, condition, limit_s=120):
         end = time.monotonic() + limit_s
         while not condition():
             assert time.monotonic() < end, "still not so"

@@ -166,6 +166,18 @@ def test_more_requests_than_may_wait_get_a_503_with_retry_after(start):
     server.until(lambda: server.post(TEXT, body())[0] == 200)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_is_larger_than_the_queue_is_told_so_and_no_field_is_blamed(start, stream):
+    server = start(max_queued_requests=2, max_queued_tokens=20)
+    for fields in ({"prompt": ["a"] * 7}, {"n": 7}, {"prompt": [1] * 21}, {"prompt": [[1] * 11] * 2}):
+        status, headers, answer = server.post(TEXT, {**body(stream=stream), **fields})
+        assert (status, answer["error"]["code"], answer["error"]["param"]) == (503, "overloaded", None)
+        assert "at most" in answer["error"]["message"]
+        assert int(headers["retry-after"]) >= 1
+    status, _, answer = server.post("/v1/responses", {"input": "a b c d e f g h i j k l m n o p q r s t"})
+    assert (status, answer["error"]["param"]) == (503, None)
+
+
 def test_a_model_has_the_name_it_is_served_under(start):
     server = start(served_model_name="org/tiny")
     assert [card["id"] for card in server.get("/v1/models")[2]["data"]] == ["org/tiny"]

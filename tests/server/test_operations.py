@@ -286,7 +286,10 @@ def test_a_key_that_no_header_can_carry_is_a_mistake(tmp_path, options):
 def test_an_admin_key_that_every_client_has_is_a_mistake(tmp_path):
     with running(fake_arguments(None, api_keys=("a", "b"), admin_api_key="b"), tmp_path / "log") as server:
         assert server.wait() == 1
-        assert server.log == "samebit: error: admin_api_key: is one of the API keys, so every client could administrate; choose another\n"
+        assert (
+            server.log
+            == "samebit: error: admin_api_key: is one of the API keys, so every client could administrate; choose another\n"
+        )
 
 
 def test_a_stream_without_news_gets_comments_before_and_after_its_first_token(start):
@@ -310,11 +313,13 @@ def test_a_refusal_that_comes_late_is_an_event(start):
     server = start(sse_ping_interval_s=0.1)
     os.kill(server.engine_pid(), signal.SIGSTOP)
     request = Asking(server, body(stream=True, prompt=[1] * 4096))
-    server.until(lambda: server.get("/loads")[2]["loads"][0]["num_total_reqs"] == 1)
+    other = Asking(server, {"input": "x = 1\n" * 3000, "stream": True}, "/v1/responses")
+    server.until(lambda: server.get("/loads")[2]["loads"][0]["num_total_reqs"] == 2)
     with server.raw_stream(body(stream=True)) as connection:
         assert connection.recv(1024)
     os.kill(server.engine_pid(), signal.SIGCONT)
     status, _, text = request.result()
     assert status == 200
     assert "prompt is too long" in text
+    assert '"param":"input"' in other.result()[2].replace(" ", "")
     assert "[DONE]" not in text

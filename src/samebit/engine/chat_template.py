@@ -31,6 +31,7 @@ from samebit.engine.tokenizer import Tokenizer, check_text
 
 _FIRST_MARKER = 0xD800  # stand-ins of control tokens
 _FIRST_MASK = 0xDF00  # stand-ins of single characters
+_OWN_NAMES = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
 _END = "\udfff"  # marks where a message that is to be continued ends
 
 
@@ -88,12 +89,17 @@ class ChatTemplate:
                 "add_generation_prompt and continue_final_message exclude each other",
                 param="continue_final_message",
             )
+        for name in _OWN_NAMES & (variables or {}).keys():
+            raise InvalidRequestError(
+                f"chat_template_kwargs.{name}: has a field of its own", param=f"chat_template_kwargs.{name}"
+            )
+        for param, part in (("messages", list(messages)), ("tools", tools), ("chat_template_kwargs", variables)):
+            try:
+                document = json.dumps(part, ensure_ascii=False)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise InvalidRequestError(f"{param}: must be what JSON can say: {error}", param=param) from error
+            check_text(document, param=param)
         context = {**(variables or {}), "messages": list(messages), "tools": tools or None}
-        try:
-            document = json.dumps(context, ensure_ascii=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidRequestError(f"messages: must be what JSON can say: {error}", param="messages") from error
-        check_text(document, param="messages")
         context = {**self._named, **context, "add_generation_prompt": add_generation_prompt}
         kept = kept_ids(messages)
         if kept:

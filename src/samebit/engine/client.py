@@ -16,7 +16,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from samebit.core.errors import EngineDeadError, InvalidRequestError, OverloadedError, SamebitError
+from samebit.core.errors import EngineDeadError, OverloadedError, SamebitError
 from samebit.core.request import EngineInfo, EngineOutput, Request
 from samebit.engine.messages import (
     Abort,
@@ -151,10 +151,11 @@ class AsyncEngineClient:
         return await asyncio.shield(self._death)
 
     def check_count(self, count: int) -> None:
-        """Raise InvalidRequestError if `count` samples can never be open at once."""
+        """Raise OverloadedError if `count` samples can never be open at once."""
         if count > self.max_open:
-            raise InvalidRequestError(
-                f"{count} samples in all (prompts times n): at most {self.max_open} can be open at once", param="n"
+            self._metrics.refuse("queue_full", count)
+            raise OverloadedError(
+                f"{count} samples in all (prompts times n): at most {self.max_open} can be open at once; send fewer"
             )
 
     def submit(self, requests: Sequence[Request], answer_id: str | None = None) -> OutputStream:
@@ -162,8 +163,7 @@ class AsyncEngineClient:
 
         `answer_id`: what `cancel` knows them by (None: each's own name up to its last hyphen). It may be in use already.
 
-        Raises EngineDeadError, OverloadedError if they do not fit now, and InvalidRequestError if
-        they never will. The stream must be closed, best by `with`.
+        Raises EngineDeadError, and OverloadedError if they do not fit. The stream must be closed, best by `with`.
         """
         if self._down is not None:
             raise EngineDeadError(str(self._down))
@@ -271,15 +271,13 @@ class AsyncEngineClient:
             self._metrics.refuse("queue_full", len(requests))
             raise OverloadedError(f"{len(self._open)} requests are open of at most {self.max_open}; try again later")
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
-        if num_tokens > self._max_open_tokens:
-            raise InvalidRequestError(
-                f"{num_tokens} tokens in all prompts: at most {self._max_open_tokens} can be open at once",
-                param="prompt",
-            )
         if self._num_open_tokens + num_tokens > self._max_open_tokens:
             self._metrics.refuse("queue_full", len(requests))
             raise OverloadedError(
-                f"open prompts have {self._num_open_tokens} tokens of at most {self._max_open_tokens}; try again later"
+                f"open prompts have {self._num_open_tokens} tokens, these {num_tokens}: at most {self._max_open_tokens} "
+                "can be open at once; try again later"
+                if num_tokens <= self._max_open_tokens
+                else f"{num_tokens} tokens in all prompts: at most {self._max_open_tokens} can be open at once; send fewer"
             )
 
     def _close(self, request_id: str) -> _OpenRequest | None:

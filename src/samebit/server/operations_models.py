@@ -11,14 +11,14 @@ class AbortBody(Body):
     """POST /abort_request: the `id` of an answer, or all."""
 
     rid: str | None = None
-    abort_all: bool = False
+    abort_all: bool | None = None
 
 
 class WeightsBody(Body):
     """POST /update_weights_from_disk. `abort_all_requests`: do not wait for open requests. The cache is always emptied."""
 
     model_path: str
-    abort_all_requests: bool = False
+    abort_all_requests: bool | None = None
     weight_version: str | None = None
     load_format: str | None = None
     flush_cache: bool | None = None

@@ -20,9 +20,9 @@ Texts = Annotated[list[str], Field(fail_fast=True)]
 class StreamOptions(Body):
     """`include_usage`: a last chunk tells the usage. `continuous_usage_stats`: every chunk does."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-    include_obfuscation: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class SharedBody(Body):

@@ -169,7 +169,7 @@ class OperationsRoutes:
         if not await asyncio.to_thread(_is_folder, body.model_path):
             raise InvalidRequestError(f"model_path={body.model_path!r}: is no folder", param="model_path")
         try:
-            num_aborted = await self._client.update_weights(body.model_path, is_aborting=body.abort_all_requests)
+            num_aborted = await self._client.update_weights(body.model_path, is_aborting=bool(body.abort_all_requests))
         except (ConfigError, ModelError) as error:
             raise HttpError(400, f"model_path: {error}", param="model_path", code="weights_refused") from error
         info = self._client.info

@@ -135,11 +135,7 @@ class Translator:
         """The job of a responses body, which has one request. Raises as `chat`."""
         if body.top_logprobs is not None and not body.wants_logprobs:
             raise InvalidRequestError("top_logprobs: needs the logprobs in include", param="top_logprobs")
-        try:
-            return await self.chat(body.as_chat(), prefix="resp")
-        except InvalidRequestError as error:
-            own = {"max_tokens": "max_output_tokens", "messages": "input"}
-            raise InvalidRequestError(str(error), param=own.get(error.param or "", error.param)) from error
+        return await self.chat(body.as_chat(), prefix="resp")
 
     async def tokenize(self, body: TokenizeBody) -> list[int]:
         """Token ids of a prompt or a conversation. Raises as `chat`."""
@@ -306,7 +302,14 @@ class Translator:
         continued = bool(body.continue_final_message)
         opened = not continued if body.add_generation_prompt is None else body.add_generation_prompt
         variables = dict(body.chat_template_kwargs or {})
+        effort = variables.get("reasoning_effort")
+        if isinstance(effort, bool) or not isinstance(effort, str | float | int | None):
+            raise InvalidRequestError("reasoning_effort: must be a name or a number", param="reasoning_effort")
         if body.reasoning_effort is not None:
+            if effort not in (None, body.reasoning_effort):
+                raise InvalidRequestError(
+                    "reasoning_effort: differs from that in chat_template_kwargs: send one", param="reasoning_effort"
+                )
             variables["reasoning_effort"] = body.reasoning_effort
         return self._template.render(
             [_plain(message) for message in body.messages],
