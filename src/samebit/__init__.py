@@ -11,15 +11,17 @@ if TYPE_CHECKING:
     from samebit.core import errors
     from samebit.core.config import EngineConfig
     from samebit.core.request import RequestOutput, SamplingParams
+    from samebit.core.structured import StructuredOutputsParams
     from samebit.engine.llm import LLM
 
-__all__ = ["LLM", "EngineConfig", "RequestOutput", "SamplingParams", "errors"]
+__all__ = ["LLM", "EngineConfig", "RequestOutput", "SamplingParams", "StructuredOutputsParams", "errors"]
 
 _MODULE_OF = {
     "LLM": "samebit.engine.llm",
     "EngineConfig": "samebit.core.config",
     "RequestOutput": "samebit.core.request",
     "SamplingParams": "samebit.core.request",
+    "StructuredOutputsParams": "samebit.core.structured",
 }
 
 

@@ -53,12 +53,10 @@ class Scheduler:
         self._config, self._drafter, self._grammar = config, drafter, grammar
         self._manager, self.max_length = manager, max_length
         self.counters = Counters(accepted_per_position=[0] * manager.geometry.max_drafts)
-        self._sequences: dict[str, Sequence] = {}
+        self._step, self._sequences = 0, dict[str, Sequence]()
         self._waiting = WaitingQueue(config.priority_aging_steps)
         self._running, self._publishing = list[Sequence](), list[Sequence]()
-        self._in_flight: list[PlannedRow] = []
-        self._admitted: list[str] = []
-        self._step = 0
+        self._in_flight, self._admitted = list[PlannedRow](), list[str]()
 
     @property
     def num_waiting(self) -> int:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from samebit.server.body import Body, Whole, described
+from samebit.server.structured_models import ResponseFormat, StructuredOutputs
 from samebit.server.tool_models import MAX_TOOLS, SentToolCall, Tool, ToolChoice, check_names
 
 # A body may hold millions of items; the first wrong one is enough.
@@ -72,6 +73,10 @@ class _ChoicesBody(SharedBody):
     return_token_ids: bool | None = None
     return_progress: bool | None = None
     best_of: Whole | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    regex: str | None = None
+    ebnf: str | None = None
 
 
 class CompletionBody(_ChoicesBody):
@@ -150,7 +155,6 @@ class ChatBody(_ChoicesBody):
     # Any: JSON that is refused unless it asks for nothing.
     functions: list[Any] | None = None
     function_call: Any = None
-    response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None

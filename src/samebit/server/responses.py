@@ -22,6 +22,7 @@ from samebit.server.responses_models import (
     ResponseObject,
     ResponseReasoning,
     ResponseStatus,
+    ResponseText,
     ResponseUsage,
 )
 from samebit.server.translate import Job
@@ -120,12 +121,18 @@ class ResponseAnswer:
             parallel_tool_calls=body.parallel_tool_calls is not False,
             tools=[tool.model_dump(exclude_none=True) for tool in body.tools or ()],
             tool_choice=choice if isinstance(choice, str) else choice.model_dump(),
+            text=ResponseText(_format(body)),
         )
 
     def _event(self, kind: str, **fields: Any) -> bytes:  # Any: fields of Event
         event = Event(type=kind, sequence_number=self._num_events, **fields)
         self._num_events += 1
         return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
+
+
+def _format(body: ResponsesBody) -> dict[str, Any]:  # Any: JSON, as the client sent it
+    wanted = body.text.format if body.text else None
+    return {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True, exclude_none=True)
 
 
 def _status(output: EngineOutput) -> ResponseStatus:

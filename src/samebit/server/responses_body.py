@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 from samebit.server.body import Body, Whole, described
 from samebit.server.request_models import ChatBody, ChatMessage, SharedBody
 from samebit.server.responses_input import InputItem, InputMessage, messages_of
+from samebit.server.structured_models import FlatFormat, in_chat_form
 from samebit.server.tool_models import (
     MAX_TOOLS,
     FunctionDefinition,
@@ -53,16 +54,10 @@ class Reasoning(Body):
     generate_summary: Any = None
 
 
-class TextFormat(Body):
-    """Text, and nothing else."""
-
-    type: Literal["text"]
-
-
 class TextSettings(Body):
     """How the text is to be."""
 
-    format: TextFormat | None = None
+    format: FlatFormat | None = None
     verbosity: str | None = None
 
 
@@ -135,4 +130,5 @@ class ResponsesBody(SharedBody):
             top_logprobs=self.top_logprobs,
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
             chat_template_kwargs=self.chat_template_kwargs,
+            response_format=in_chat_form(self.text.format) if self.text else None,
         )

@@ -80,9 +80,9 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
 
 
 class ResponseText(msgspec.Struct, frozen=True):
-    """The format of the text: plain."""
+    """The format of the text."""
 
-    format: dict[str, str]
+    format: dict[str, Any]  # Any: JSON, as the client sent it
 
 
 class ResponseReasoning(msgspec.Struct, frozen=True):

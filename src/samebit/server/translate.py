@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from samebit.core.errors import InvalidRequestError
 from samebit.core.reply import MessageFormat
 from samebit.core.request import MAX_LOGPROBS, EngineInfo, Request, SamplingParams
+from samebit.core.structured import StructuredOutputsParams
 from samebit.engine.chat_template import load_chat_template
 from samebit.engine.model_source import GenerationDefaults, read_generation_defaults
 from samebit.engine.tokenizer import Tokenizer
@@ -30,7 +31,8 @@ from samebit.server.request_models import (
     TokenizeBody,
 )
 from samebit.server.responses_body import ResponsesBody
-from samebit.server.tool_choice import banned_ids, check_choice
+from samebit.server.structured import structured_outputs
+from samebit.server.tool_choice import banned_ids, check_choice, is_one_call
 
 _COMPLETION_MAX_TOKENS = 16
 # Seeds that are drawn here must survive clients whose numbers are doubles.
@@ -103,7 +105,7 @@ class Translator:
         self._efforts = EffortMemory()
         self._seeds = secrets.SystemRandom() if seed is None else random.Random(seed)
 
-    async def chat(self, body: ChatBody, prefix: str = "chatcmpl") -> Job:
+    async def chat(self, body: ChatBody, prefix: str = "chatcmpl", format_field: str = "response_format") -> Job:
         """The job of a chat body. Raises InvalidRequestError, or HttpError for an unknown model."""
         self.check_model(body.model)
         if body.top_logprobs is not None and not body.logprobs:
@@ -114,13 +116,13 @@ class Translator:
             raise InvalidRequestError("max_tokens and max_completion_tokens differ: send one", param="max_tokens")
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         check_choice(body, self._format)
-        params = self._params(body, limit, num_top, None)
+        params = self._params(body, limit, num_top, None, structured_outputs(body, format_field))
         for index, message in enumerate(body.messages):
             self._check_ids(message.token_ids or [], f"messages.{index}.token_ids")
         prompt = await self._rendered(body)
         reply = ReplyWishes(
             wants_pieces=self._format is not None and params.skip_special_tokens,
-            ends_after_call=bool(body.tools) and body.parallel_tool_calls is False,
+            ends_after_call=is_one_call(body),
             banned_token_ids=banned_ids(body, self._format),
             effort_changed=self._efforts.is_changed(body),
         )
@@ -135,7 +137,7 @@ class Translator:
         """The job of a responses body, which has one request. Raises as `chat`."""
         if body.top_logprobs is not None and not body.wants_logprobs:
             raise InvalidRequestError("top_logprobs: needs the logprobs in include", param="top_logprobs")
-        return await self.chat(body.as_chat(), prefix="resp")
+        return await self.chat(body.as_chat(), prefix="resp", format_field="text.format")
 
     async def tokenize(self, body: TokenizeBody) -> list[int]:
         """Token ids of a prompt or a conversation. Raises as `chat`."""
@@ -165,7 +167,9 @@ class Translator:
         _check_range("logprobs", body.logprobs)
         limit = _COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         is_scoring = bool(body.echo) and limit == 0
-        params = self._params(body, 1 if is_scoring else limit, body.logprobs, body.logprobs if body.echo else None)
+        prompt_logprobs = body.logprobs if body.echo else None
+        wanted = None if is_scoring else structured_outputs(body)
+        params = self._params(body, 1 if is_scoring else limit, body.logprobs, prompt_logprobs, wanted)
         size = len(body.prompt) if isinstance(body.prompt, str) else sum(map(_num_chars, body.prompt))
         prompts = await _in_thread_if(size > _LARGE_CHARS, lambda: self._encode_all(body))
         wishes = ReplyWishes()
@@ -184,7 +188,12 @@ class Translator:
             )
 
     def _params(
-        self, body: Body, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+        self,
+        body: Body,
+        max_tokens: int | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+        structured: StructuredOutputsParams | None,
     ) -> SamplingParams:
         """Sampling parameters: what the body says, else what the checkpoint recommends, else the general default."""
         if body.best_of not in (None, body.n or 1):
@@ -193,6 +202,7 @@ class Translator:
             raise InvalidRequestError("prompt_logprobs: not available with stream=true", param="prompt_logprobs")
         given = {name: getattr(body, name) for name in SamplingParams.__struct_fields__ if hasattr(body, name)}
         given |= {"max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": _by_id(body.logit_bias)}
+        given["structured_outputs"] = structured
         if prompt_logprobs is not None:
             given["prompt_logprobs"] = max(prompt_logprobs, body.prompt_logprobs or 0)
         fields = self.defaults.sampling | {name: value for name, value in given.items() if value is not None}
