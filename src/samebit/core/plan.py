@@ -6,6 +6,7 @@ A step is plan -> execute -> commit. Nothing else crosses between the scheduler 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NewType, Protocol
 
 import msgspec
@@ -101,9 +102,9 @@ class LogitEdits(msgspec.Struct, frozen=True, array_like=True):
     token t's. Empty: it bans none. All that are not empty have the same length.
     """
 
-    token_ids: list[int] = []
-    penalties: list[float] = []
-    shifts: list[float] = []
+    token_ids: Sequence[int] = []
+    penalties: Sequence[float] = []
+    shifts: Sequence[float] = []
     allowed: bytes = b""
 
 

@@ -94,7 +94,7 @@ class Sequence:
             return self._masked(self.matcher.masks(guesses)[-1], guesses, banned)
         if self.rules is None:
             return banning(banned)
-        return self.rules.edits([*self.token_ids[self.num_prompt :], *guesses], banned)
+        return self.rules.edits(guesses, banned)
 
     def _masked(self, mask: bytes, guesses: list[int], banned: frozenset[int]) -> LogitEdits:
         """The edits of a draw that is held to a grammar, which has the last word: where it allows banned tokens only, they stay."""
@@ -103,7 +103,7 @@ class Sequence:
         left = without(mask, banned)
         edits = LogitEdits()
         if self.rules is not None:
-            edits = self.rules.edits([*self.token_ids[self.num_prompt :], *guesses])
+            edits = self.rules.edits(guesses)
         return msgspec.structs.replace(edits, allowed=left if any(left) else mask)
 
     @property
@@ -115,6 +115,8 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """Take in a token that was drawn."""
         self.token_ids.append(token_id)
+        if self.rules is not None:
+            self.rules.take(token_id)
         if self.matcher is not None:
             self.matcher.accept(token_id)
 
