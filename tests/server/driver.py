@@ -88,7 +88,7 @@ class Server:
             connection.request(method, path, data, {name: value for name, value in sent.items() if value is not None})
             response = connection.getresponse()
             text = response.read().decode()
-        is_json = "json" in response.headers.get("content-type", "")
+        is_json = "json" in response.headers.get("content-type", "") and method != "HEAD"
         return response.status, response.headers, json.loads(text) if is_json else text
 
     def complete(self, prompt, **fields):

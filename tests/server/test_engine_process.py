@@ -199,7 +199,7 @@ def test_more_requests_than_fit_are_refused_until_some_have_finished(run):
         with client.submit([request(name, ENDLESS) for name in "abc"]):
             with pytest.raises(OverloadedError, match="3 requests are open of at most 4"):
                 client.submit([request("d"), request("e")])
-            with pytest.raises(OverloadedError, match="5 samples in all .*: at most 4"):
+            with pytest.raises(OverloadedError, match=r"5 samples in all .*: at most 4"):
                 client.submit([request(str(n)) for n in range(5)])
             assert client.num_open == 3
         await answer(client, request("f"))

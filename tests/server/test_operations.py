@@ -32,6 +32,23 @@ def test_the_deep_probe_draws_a_token(server):
     assert server.get("/health_generate")[::2] == (200, {"status": "ok"})
 
 
+def test_the_deep_probe_is_not_kept_out_by_a_full_queue(start):
+    server = start(max_queued_requests=2)
+    with server.raw_stream(body(ENDLESS, n=6, stream=True)):
+        server.until(lambda: server.stat("num_waiting") == 2)
+        assert server.post(TEXT, body())[0] == 503
+        assert server.get("/health_generate")[::2] == (200, {"status": "ok"}), "those that run draw tokens"
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/ready", "/health_generate", "/v1/models", "/v1/models/nano", "/metrics", "/server_info"]
+)
+def test_what_can_be_read_can_be_asked_for_its_head(server, path):
+    status, headers, text = server.request("HEAD", path)
+    assert (status, text) == (200, "")
+    assert int(headers["content-length"]) > 0
+
+
 def test_the_deep_probe_fails_where_no_token_comes(start):
     server = start(max_engine_restarts=0)
     os.kill(server.engine_pid(), signal.SIGSTOP)

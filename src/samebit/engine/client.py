@@ -74,6 +74,7 @@ class AsyncEngineClient:
         self._open: dict[str, _OpenRequest] = {}
         self._idle = asyncio.Event()
         self._idle.set()
+        self._drew = asyncio.Event()
         self._calls: dict[int, asyncio.Future[EngineInfo]] = {}
         self._numbers = itertools.count()
         self._update: asyncio.Task[int] | None = None
@@ -158,8 +159,10 @@ class AsyncEngineClient:
                 f"{count} samples in all (prompts times n): at most {self.max_open} can be open at once; send fewer"
             )
 
-    def submit(self, requests: Sequence[Request], answer_id: str | None = None) -> OutputStream:
-        """Hand `requests` to the engine, all or none; their outputs come from the stream.
+    def submit(
+        self, requests: Sequence[Request], answer_id: str | None = None, *, is_probe: bool = False
+    ) -> OutputStream:
+        """Hand `requests` to the engine, all or none; their outputs come from the stream. A probe counts for no limit.
 
         `answer_id`: what `cancel` knows them by (None: each's own name up to its last hyphen). It may be in use already.
 
@@ -167,7 +170,8 @@ class AsyncEngineClient:
         """
         if self._down is not None:
             raise EngineDeadError(str(self._down))
-        self._check_room(requests)
+        if not is_probe:
+            self._check_room(requests)
         stream = OutputStream([request.request_id for request in requests], self.abort)
         now = time.monotonic()
         for request in requests:
@@ -180,6 +184,11 @@ class AsyncEngineClient:
         if self._open:
             self._idle.clear()
         return stream
+
+    async def next_token(self) -> None:
+        """Return when the engine has drawn a token for anyone."""
+        self._drew.clear()
+        await self._drew.wait()
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests and tell the engine to do the same; ids that are not open are passed over."""
@@ -369,6 +378,7 @@ class AsyncEngineClient:
             return
         entry.last = output
         if count := len(output.token_ids):
+            self._drew.set()
             if entry.last_token_s is None:
                 entry.first_token_s = now
                 self._metrics.first_token(now - entry.arrived_s, entry.num_prompt_tokens, output)

@@ -32,6 +32,8 @@ def create_app(service: Service) -> FastAPI:
             responses={},
             response_class=Response,
         )
+        if route.method == "GET":
+            app.add_api_route(route.path, route.handler, methods=["HEAD"], response_model=None, include_in_schema=False)
     app.add_middleware(KeyCheck, keys=service.keys)
     # The outermost: a browser asks whether it may ask before it sends a key.
     app.add_middleware(OriginCheck, origins=service.origins)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from samebit.core.errors import ConfigError, EngineDeadError, InvalidRequestError, ModelError
 from samebit.core.request import MAX_PRIORITY, SamplingParams
 from samebit.core.request import Request as EngineRequest
+from samebit.engine.streams import OutputStream
 from samebit.server.auth import check_admin
 from samebit.server.errors import HttpError
 from samebit.server.openapi import operation
@@ -71,8 +72,13 @@ class OperationsRoutes:
         return await self.health(request)
 
     async def health_generate(self, request: Request) -> Response:
-        """Whether the engine generates: it must draw one token. Goes before all requests that wait."""
+        """Whether the engine generates: it must draw a token, for this probe or for anyone.
+
+        The probe counts for no limit and goes before all requests that wait; one that runs may be the first to get a token.
+        """
         self._service.check_open()
+        if self._client.is_updating:
+            return json_answer(Status("loading weights"), 503)
         probe = EngineRequest(
             request_id=f"health-{secrets.token_hex(8)}",
             prompt_token_ids=[0],
@@ -80,13 +86,23 @@ class OperationsRoutes:
             seed=0,
             priority=MAX_PRIORITY,
         )
-        with self._client.submit([probe]) as stream:
+        with self._client.submit([probe], is_probe=True) as stream:
+            drawing = asyncio.wait_for(self._until_drawn(stream), _PROBE_S)
             try:
-                output = await unless_gone(request.receive, asyncio.wait_for(anext(stream), _PROBE_S))
+                is_well = await unless_gone(request.receive, drawing)
             except TimeoutError:
                 return json_answer(Status(f"no token within {_PROBE_S:g} s"), 503)
-        is_well = output.finish_reason in ("length", "stop")
         return json_answer(Status("ok" if is_well else "no token"), 200 if is_well else 503)
+
+    async def _until_drawn(self, probe: OutputStream) -> bool:
+        """Whether the engine has drawn a token before the probe has failed."""
+        own, anyone = asyncio.ensure_future(anext(probe)), asyncio.ensure_future(self._client.next_token())
+        try:
+            await asyncio.wait([own, anyone], return_when=asyncio.FIRST_COMPLETED)
+            return anyone.done() or own.result().finish_reason in ("length", "stop")
+        finally:
+            own.cancel()
+            anyone.cancel()
 
     async def version(self, request: Request) -> Response:
         """The installed version."""
