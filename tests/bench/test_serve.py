@@ -54,6 +54,11 @@ def test_completions_are_measured(target, suffix):
     assert "time to first token" in done.output
 
 
+def test_a_load_generator_loads_no_torch():
+    script = "import sys, samebit.bench.command\nsys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
 def test_lengths_are_measured_by_the_servers_own_tokens(target):
     def respond(number, path, body):
         """A vocabulary in which a word is two tokens, and 20 more that a template adds."""
@@ -190,6 +195,9 @@ def test_nobody_there_is_one_line_and_status_2():
     done = bench(url, "--model", "x")
     assert done.exit_code == 2
     assert done.stderr == f"samebit: error: {url}: connection refused\n"
+    done = bench("http://nonesuch.invalid", "--model", "x")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("samebit: error: http://nonesuch.invalid: no connection: ")
 
 
 @pytest.mark.parametrize(

@@ -83,16 +83,18 @@ class HttpClient:
     async def _connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         try:
             reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
-            try:
-                yield reader, writer
-            finally:
-                writer.close()
         except ConnectionRefusedError as error:
             raise FailedError("connection refused") from error
+        except OSError as error:
+            raise FailedError(f"no connection: {error.strerror or error}") from error
+        try:
+            yield reader, writer
         except httptools.HttpParserError as error:
             raise FailedError(f"not HTTP: {error}") from error
         except OSError as error:
             raise FailedError(f"connection lost: {error.strerror or error}") from error
+        finally:
+            writer.close()
 
 
 class _Answer:

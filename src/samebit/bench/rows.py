@@ -42,5 +42,5 @@ class Row(msgspec.Struct, kw_only=True):
         return (self.token_s[-1] - self.token_s[0]) / (self.num_output_tokens - 1)
 
     def itl_s(self) -> list[float]:
-        """Times between arrivals of tokens; those that came together are one arrival."""
+        """Times between arrivals of tokens; several in one event are one arrival."""
         return [later - earlier for earlier, later in itertools.pairwise(self.token_s)]
