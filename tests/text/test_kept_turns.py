@@ -109,8 +109,10 @@ def test_markers_that_a_template_assembles_do_no_harm():
         "{% for m in messages %}{{ m.content if loop.last else '' }}{% endfor %}",
         "{% for m in messages %}{{ m.content }}{{ loop.revindex }}{% endfor %}",
         "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{{ loop.revindex }}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}",
     ],
-    ids=["hidden", "another tail", "another beginning"],
+    ids=["hidden", "another tail", "another beginning", "another head", "twice"],
 )
 def test_a_template_that_shows_a_reply_otherwise_later_is_refused(source):
     with pytest.raises(InvalidRequestError, match="token_ids cannot be kept") as caught:

@@ -246,6 +246,22 @@ def test_stop_strings_are_found_in_the_content_and_nowhere_else(ids, stop):
         assert len(stopped.content) < min(ends)
 
 
+def test_no_character_goes_on_in_another_message():
+    first, second = TOKENIZER.encode("é", allow_special=False)[:1], TOKENIZER.encode("日", allow_special=False)
+    halves = [token for token in range(TOKENIZER.vocab_size) if TOKENIZER.token_bytes(token) in (b"\xc3", b"\xa9")]
+    head, tail = sorted(halves, key=TOKENIZER.token_bytes, reverse=True)
+    assert parse([head, tail]).content == "é"
+    for between in ("<|end_message|>", "<|message_model|><|content_text|>", "<|content_text|>"):
+        assert parse([*tokens("<|content_text|>"), head, *tokens(between), tail]).content == "\ufffd\ufffd"
+    assert parse([*first, *tokens(OTHERS), *second]).content.endswith("日")
+
+
+def test_every_token_of_a_reply_counts_before_a_stop_string_does():
+    ids = tokens(f"{OTHERS}Bob<|content_text|>!")
+    for least in range(len(ids) + 1):
+        assert parse(ids, stop=["!"], min_tokens=least).content == ("" if least < len(ids) else "!")
+
+
 def test_a_stop_string_does_not_cut_a_call_or_a_thought():
     ids = tokens(f"{OTHERS}get_weather<|content_invoke_tool_json|>{WEATHER}<|end_message|>")
     reply = parse(ids, stop=["hm", "Oslo", "get"])
