@@ -48,7 +48,9 @@ class Batch:
     ) -> None:
         self._engine, self._plan, self._clock, self._on_end = engine, plan, clock, on_end
         self._open: dict[str, Row] = {}
-        self._said: dict[int, list[int]] = {}
+        # Encoded before the clock runs.
+        self._said = [self._ids(one.system, one.num_system_tokens) for one in plan]
+        self._asked = [[self._ids(turn.text, turn.num_tokens) for turn in one.turns] for one in plan]
         self._begin_s = 0.0
         self.rows: list[Row] = []
         self.num_steps = 0
@@ -60,8 +62,7 @@ class Batch:
         before = self._engine.stats()
         self._begin_s = self._clock()
         try:
-            for number, conversation in enumerate(self._plan):
-                self._said[number] = self._ids(conversation.system, conversation.num_system_tokens)
+            for number in range(len(self._plan)):
                 self._send(number, 0, 0.0)
             while self._engine.has_work:
                 outputs = self._engine.step()
@@ -82,7 +83,7 @@ class Batch:
 
     def _send(self, number: int, index: int, planned_s: float) -> None:
         turn = self._plan[number].turns[index]
-        self._said[number] += self._ids(turn.text, turn.num_tokens)
+        self._said[number] += self._asked[number][index]
         prompt = list(self._said[number])
         request = Request(
             request_id=f"{number}-{index}",
@@ -95,7 +96,7 @@ class Batch:
             turn=index,
             max_tokens=turn.max_tokens,
             planned_s=planned_s,
-            sent_s=self._clock() - self._begin_s,
+            sent_s=planned_s,  # taking it in is the engine's work
             num_input_tokens=len(prompt),
             has_usage=True,
         )
@@ -140,16 +141,10 @@ def bench_engine(
     plans = [conversations(workload, cost, run) for run in range(settings.num_iters + settings.num_warmups)]
     _check_lengths(engine, (one for plan in plans for one in plan))
     told = environment(engine.info)
-    is_complete = True
-    batches: list[Batch] = []
     on_end = on_run(kind, settings.num_iters * sum(len(one.turns) for one in plans[0]))
-    for plan in plans[settings.num_iters :]:
-        is_complete = is_complete and Batch(engine, plan).run()
-    for plan in plans[: settings.num_iters] if is_complete else ():
-        batches.append(Batch(engine, plan, on_end=on_end))
-        is_complete = batches[-1].run()
-        if not is_complete:
-            break
+    batches = [Batch(engine, plan, on_end=on_end) for plan in plans[: settings.num_iters]]
+    warm_ups = [Batch(engine, plan) for plan in plans[settings.num_iters :]]
+    is_complete = all(batch.run() for batch in (*warm_ups, *batches))
     rows = [row for batch in batches for row in batch.rows]
     num_planned = settings.num_iters * sum(len(one.turns) for one in plans[0])
     run = Run(

@@ -117,7 +117,8 @@ def _print_run(run: Run, console: Console) -> None:
 
 
 def _latencies(summary: Summary) -> Table | None:
-    found = [kind for kind in _NAMES if f"mean_{kind}_ms" in summary]
+    has_waited = summary.get("max_send_delay_ms", 0.0) >= 1.0
+    found = [kind for kind in _NAMES if f"mean_{kind}_ms" in summary and (has_waited or not kind.endswith("_sent"))]
     if not found:
         return None
     kinds = ["mean", "median", *_percentiles(summary, found[0])]
