@@ -24,10 +24,11 @@ import torch
 
 from samebit.core.config import EngineConfig
 from samebit.core.request import Request, SamplingParams
+from samebit.engine.device import buckets_of
 from samebit.engine.engine import Engine
 from samebit.inputs import Bucket
 from samebit.runner import runner as runner_module
-from samebit.runner.ladder import Ladder, ladder
+from samebit.runner.ladder import Ladder
 from samebit.runner.readback import Results
 from samebit.runner.step import StepTensors
 
@@ -85,7 +86,7 @@ def engine_without_device(model: Path, rows: int) -> Engine:
     """An engine whose steps fill the bucket that a GPU would take, and find every token drawn and everything written."""
     engine = Engine(EngineConfig(model=str(model), device="cpu", max_num_seqs=rows, num_threads=1, cache_bytes=1 << 28))
     runner = engine._runner
-    buckets = ladder(runner._pools.geometry, engine._config.max_num_batched_tokens, is_drafting=False)
+    buckets = buckets_of(engine._config, engine._loaded, runner._pools.geometry)
     count = 0
 
     def run_step(_model: Any, _kernels: Any, _buffers: Any, _pools: Any, bucket: Bucket, _guesser: Any) -> StepTensors:

@@ -12,7 +12,7 @@ from samebit.core.config import Schedule, SpeculativeConfig
 from samebit.core.errors import GraphError
 from samebit.inputs import Bucket
 from tests.driving import make_request, run, run_alone
-from tests.exactness.test_graphs import Spoiled
+from tests.exactness.test_graphs import Spoiled, requests_with_extras
 from tests.exactness.test_small_model import traffic
 
 pytestmark = pytest.mark.gpu
@@ -51,7 +51,12 @@ def test_ordinary_steps_are_replayed_and_others_run_eagerly_with_the_same_bits(m
     plain = replace_params(make_request("p", list(range(9)), max_tokens=5), logprobs=0)
     assert run_alone(engine, plain) == cold(plain)
     assert not engine._runner._programs, "no step was eager"
-    wordy = make_request("w", list(range(9)), max_tokens=5, logprobs=3)
+    requests = requests_with_extras()
+    results = run(engine, requests, [0, 0, 1, 3, 4])
+    for request in requests:
+        assert results[request.request_id] == cold(request), request.request_id
+    assert not engine._runner._programs, "no step was eager"
+    wordy = make_request("w", list(range(30)), max_tokens=5, prompt_logprobs=3)
     assert run_alone(engine, wordy) == cold(wordy)
     assert engine._runner._programs
 

@@ -9,6 +9,8 @@ import torch
 from hypothesis import given, settings
 
 from samebit.core.config import Schedule
+from samebit.core.structured import StructuredOutputsParams
+from samebit.engine.device import buckets_of
 from samebit.models.hidden import Hidden
 from tests.driving import make_request, run, run_alone
 from tests.exactness.test_small_model import pools, schedules, traffic
@@ -40,6 +42,37 @@ def test_a_step_is_recorded_once_for_its_sizes(make_engine):
     run_alone(engine, make_request("b", list(range(8)), max_tokens=40))
     assert len(engine._runner._programs) == num_programs
     assert num_programs < 10
+
+
+EXTRAS = {
+    "logprobs": {"logprobs": 5},
+    "penalties": {"frequency_penalty": 1.5, "repetition_penalty": 1.2},
+    "bias": {"logit_bias": {3: 2.0, 7: -100.0}, "logprobs": 20},
+    "bans": {"min_tokens": 6, "stop_token_ids": list(range(100))},
+    "grammar": {"structured_outputs": StructuredOutputsParams(regex="[a-f]{2,12}")},
+}
+
+
+def requests_with_extras():
+    return [
+        make_request(name, list(range(number, number + 9)), max_tokens=10, temperature=0.7, **extra)
+        for number, (name, extra) in enumerate(EXTRAS.items())
+    ]
+
+
+def test_steps_with_edits_masks_and_logprobs_are_replayed_in_buckets_with_room_for_them(make_engine, cold):
+    """Captured when the engine starts, as on a GPU."""
+    engine = make_engine(graph="trace", max_num_seqs=6, max_num_batched_tokens=24)
+    runner = engine._runner
+    with torch.inference_mode():
+        list(runner.capture(buckets_of(engine._config, engine._loaded, engine.pools.geometry)))
+    requests = requests_with_extras()
+    results = run(engine, requests, [0, 0, 1, 3, 4])
+    for request in requests:
+        assert results[request.request_id] == cold(request), request.request_id
+    assert not runner._programs, "no step was of other sizes"
+    many = make_request("many", list(range(40)), max_tokens=2, prompt_logprobs=1, logit_bias={3: 1.0})
+    assert run_alone(engine, many) == cold(many)
 
 
 def test_inert_inputs_change_no_pool_outside_the_sinks(make_engine):

@@ -18,10 +18,12 @@ from samebit.core.errors import ConfigError
 from samebit.engine.loading import Loaded
 from samebit.engine.memory import memory_table
 from samebit.engine.sizing import DEFAULT_CACHE_BYTES, size_pools
+from samebit.inputs import Bucket
 from samebit.models.checkpoint import read_json
 from samebit.runner.ladder import ladder
 from samebit.runner.runner import LocalRunner
 from samebit.runner.step import LOGITS_SLICE, Speculation
+from samebit.state.layout import StateGeometry
 from samebit.state.pools import StatePools
 
 _log = logging.getLogger(__name__)
@@ -74,14 +76,20 @@ def make_runner(config: EngineConfig, loaded: Loaded, pools: StatePools, device:
     return LocalRunner(loaded.model, loaded.kernels, pools, device, config.graph, speculation)
 
 
-def capture_graphs(config: EngineConfig, runner: LocalRunner, pools: StatePools, *, is_drafting: bool) -> None:
+def buckets_of(config: EngineConfig, loaded: Loaded, geometry: StateGeometry) -> list[Bucket]:
+    """The buckets of the steps that an engine expects to run."""
+    is_drafting, vocab_size = loaded.drafter is not None, loaded.model.vocab_size
+    return ladder(geometry, config.max_num_batched_tokens, is_drafting=is_drafting, vocab_size=vocab_size)
+
+
+def capture_graphs(config: EngineConfig, runner: LocalRunner, loaded: Loaded, geometry: StateGeometry) -> None:
     """Capture the steps that an engine expects to run, if it uses CUDA graphs."""
     if config.graph != "cuda":
         return
     from rich.console import Console  # noqa: PLC0415 - as below
     from rich.progress import track  # noqa: PLC0415 - an engine on a CPU should not pay for it
 
-    buckets = ladder(pools.geometry, config.max_num_batched_tokens, is_drafting=is_drafting)
+    buckets = buckets_of(config, loaded, geometry)
     console = Console(stderr=True)
     for _ in track(
         runner.capture(buckets), "Capturing graphs", len(buckets), console=console, disable=not console.is_terminal
@@ -144,9 +152,11 @@ def cache_budget(config: EngineConfig, loaded: Loaded, max_drafts: int, device: 
     pools = StatePools(geometry, device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    largest = ladder(geometry, config.max_num_batched_tokens, is_drafting=loaded.drafter is not None)[-1]
-    # A step that fits no graph may want more: as many logits as exist at once, edited, and other likely tokens.
-    wordy = replace(largest, samples=max(largest.samples, min(LOGITS_SLICE, largest.tokens)), edits=1, top=1)
+    buckets = buckets_of(config, loaded, geometry)
+    # A step that fits no graph may want more than the largest that does: as many logits as exist at once, and masks of all rows.
+    largest, words = buckets[-1], max(bucket.mask_words for bucket in buckets)
+    samples = max(largest.samples, min(LOGITS_SLICE, largest.tokens))
+    wordy = replace(largest, samples=samples, masks=geometry.num_slots, mask_words=words)
     make_runner(msgspec.structs.replace(config, graph="eager"), loaded, pools, device).run_inert(wordy)
     workspace = _WORKSPACES * (torch.cuda.max_memory_allocated(device) - before)
     del pools

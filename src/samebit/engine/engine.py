@@ -72,7 +72,7 @@ class Engine:
         self.grammars = Grammars(vocabulary_of(self.tokenizer, model.vocab_size))
         self.scheduler = Scheduler(config, self.manager, max_length, drafter or guesser, self.grammars.matcher)
         self._runner = make_runner(config, loaded, self.pools, device)
-        capture_graphs(config, self._runner, self.pools, is_drafting=loaded.drafter is not None)
+        capture_graphs(config, self._runner, loaded, geometry)
         self._outputs = OutputProcessor(self.tokenizer)
         self._totals = {"generation_tokens": 0, "failed_steps": 0, "num_weight_updates": 0}
         self._arrived_s: dict[str, float] = {}
@@ -162,7 +162,7 @@ class Engine:
         """
         assert not self.has_work, "weights do not change under a request"
         runner = make_runner(self._config, weights.loaded, self.pools, self._device)
-        capture_graphs(self._config, runner, self.pools, is_drafting=weights.loaded.drafter is not None)
+        capture_graphs(self._config, runner, weights.loaded, self.pools.geometry)
         self.manager.begin_epoch()
         self._loaded, self._runner = weights.loaded, runner
         self.info = msgspec.structs.replace(

@@ -1,33 +1,56 @@
 """The buckets that steps are captured for when an engine starts: few, of growing size, and wide enough for ordinary steps.
 
 Decoding and verification have buckets by rows and tokens of a row; steps with prefill have them by tokens, for any number of rows.
-A step that fits none (many logprobs wanted, logits of a whole prompt) runs eagerly, with the same bits. Plain arithmetic.
+A step that fits none (logits of a whole prompt, more edits than there is room for) runs eagerly, with the same bits. Plain arithmetic.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from operator import attrgetter
 
+from samebit.core.request import MAX_LOGPROBS
 from samebit.inputs import Bucket
 from samebit.state.layout import StateGeometry
 
 # Tokens of the smallest bucket with prefill.
 _LEAST_PREFILL = 16
+# Edited logits that a bucket has room for: so many a row, within bounds. They travel with each step, 16 bytes each.
+_ROW_EDITS, _LEAST_EDITS, _MOST_EDITS = 512, 4096, 1 << 16
+# Masks that a bucket has room for at most; each has a bit for every token.
+_MOST_MASKS = 64
 
 sizes_of = attrgetter(*(field.name for field in fields(Bucket)))
 """The sizes of a bucket in order, as a tuple."""
 
 
-def ladder(geometry: StateGeometry, max_tokens: int, *, is_drafting: bool) -> list[Bucket]:
-    """Buckets for steps of up to `max_tokens` tokens and all slots, by tokens; `is_drafting`: the device guesses tokens."""
+def ladder(geometry: StateGeometry, max_tokens: int, *, is_drafting: bool, vocab_size: int) -> list[Bucket]:
+    """Buckets for steps of up to `max_tokens` tokens and all slots, by tokens; `is_drafting`: the device guesses tokens.
+
+    Fewer, further apart, have room for logprobs of further tokens and for edits of logits, and as many for masks, too.
+    """
+    edited = [
+        replace(
+            bucket,
+            top=min(MAX_LOGPROBS, vocab_size),
+            edits=min(max(_LEAST_EDITS, _ROW_EDITS * bucket.rows), _MOST_EDITS),
+        )
+        for bucket in _plain(geometry, max_tokens, 4, is_drafting=is_drafting)
+    ]
+    words = -(-vocab_size // 32)
+    masked = [replace(bucket, masks=min(bucket.samples, _MOST_MASKS), mask_words=words) for bucket in edited]
+    return sorted((*_plain(geometry, max_tokens, 2, is_drafting=is_drafting), *edited, *masked), key=sizes_of)
+
+
+def _plain(geometry: StateGeometry, max_tokens: int, factor: int, *, is_drafting: bool) -> list[Bucket]:
+    """Buckets of decoding and verification, and of steps with prefill, each `factor` times the one before."""
     most_rows = geometry.num_slots
     verified = {1, 1 + geometry.max_drafts}
     decode = [
         _bucket(geometry, rows, rows * q, rows * q, is_drafting=is_drafting, is_resuming=False)
-        for rows in _powers(1, most_rows)
+        for rows in _powers(1, most_rows, factor)
         for q in sorted(verified)
         if rows * q <= max_tokens
     ]
@@ -40,9 +63,9 @@ def ladder(geometry: StateGeometry, max_tokens: int, *, is_drafting: bool) -> li
             is_drafting=is_drafting,
             is_resuming=True,
         )
-        for tokens in _powers(_LEAST_PREFILL, max(max_tokens, _LEAST_PREFILL))
+        for tokens in _powers(_LEAST_PREFILL, max(max_tokens, _LEAST_PREFILL), factor)
     ]
-    return sorted(decode + prefill, key=sizes_of)
+    return decode + prefill
 
 
 class Ladder:
@@ -71,12 +94,12 @@ def _bits(flags: Iterable[bool]) -> int:
     return sum(1 << place for place, flag in enumerate(flags) if flag)
 
 
-def _powers(low: int, high: int) -> list[int]:
-    """Powers of two from `low` on, and `high` instead of what is above it."""
+def _powers(low: int, high: int, factor: int) -> list[int]:
+    """`low` times powers of `factor`, and `high` instead of what is above it."""
     found = []
     while low < high:
         found.append(low)
-        low *= 2
+        low *= factor
     return [*found, high]
 
 
