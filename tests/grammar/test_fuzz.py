@@ -23,7 +23,7 @@ MAX_TOKENS = 100
 CIRCUMSTANCES = {
     "ngram": {"schedule": Schedule(chunk_sizes=(7, 3), shuffle_rows=True, spoil_percent=20)},
     "mtp": {"graph": "trace"},
-    "dflash": {"schedule": Schedule(preempt_percent=10, pad_rows=1), "graph": "trace"},
+    "dflash": {"schedule": Schedule(preempt_percent=10, pad_rows=1)},
     "dspark": {"schedule": Schedule(preempt_percent=5, spoil_percent=10), "enable_prefix_caching": False},
 }
 
@@ -100,6 +100,10 @@ def check(method, drafters, cold, seeds):
     engine = Engine(EngineConfig(model="nano", speculative_config=drafters[method], **POOLS, **CIRCUMSTANCES[method]))
     requests = requests_of(seeds)
     results = run(engine, requests, arrivals=[3 * (place // 4) for place in range(len(requests))])
+    again = run(engine, requests[:2])
+    assert all(again[request.request_id] == results[request.request_id] for request in requests[:2])
+    is_caching = CIRCUMSTANCES[method].get("enable_prefix_caching", True)
+    assert all((result.num_cached_tokens > 0) == is_caching for result in again.values())
     num_finished = 0
     for request in requests:
         result = results[request.request_id]
