@@ -59,10 +59,45 @@ def test_what_was_evicted_is_remembered_until_the_cache_is_emptied():
     assert asked(world) == "cold"
 
 
-def test_a_path_without_a_checkpoint_lacks_its_window():
+def test_a_prompt_that_leaves_a_path_before_its_first_checkpoint_is_told_so():
     world = World(interval=64)
     world.ask(PROMPT)
-    assert asked(world, [*PROMPT[:PAGE], 0, 1, 2, 3]) == "window_evicted"
+    assert asked(world, [*PROMPT[:PAGE], 0, 1, 2, 3]) == "no_checkpoint"
+
+
+def test_a_path_whose_checkpoint_had_to_go_lacks_its_window():
+    world = World(interval=64)
+    short, long = PROMPT[: PAGE + 1], PROMPT
+    world.ask(short)
+    world.ask(long)
+    manager = world.manager
+    (first,) = (c for c in manager.tree.checkpoints if c.boundary == PAGE)
+    manager.drop_checkpoint(first)
+    assert asked(world, short) == "window_evicted", "its page is there as that of the long one"
+    assert asked(world, [*PROMPT[:PAGE], 0, 1]) is None, "the last one has published the checkpoint again"
+
+
+@pytest.mark.parametrize(("asked_for", "reason"), [(30, "evicted"), (70, "no_checkpoint")])
+def test_a_branch_that_was_evicted_is_told_from_one_that_never_was(asked_for, reason):
+    world = World(interval=64)
+    one, two, asked_now = ([*PROMPT[:PAGE], *range(first, first + 2 * PAGE)] for first in (30, 50, asked_for))
+    world.add(one)
+    world.add(two)
+    world.run()
+    for checkpoint in world.manager.tree.checkpoints:
+        if [*checkpoint.node.lineage()][-3].key == tuple(one[PAGE : 2 * PAGE]):
+            world.manager.drop_checkpoint(checkpoint)
+    assert asked(world, asked_now) == reason
+
+
+def test_every_eviction_is_timed_once():
+    world = World(make_geometry(num_snapshots=1))
+    world.ask(PROMPT)
+    world.ask(PROMPT[::-1])
+    times = world.manager.evicted.take_times()
+    assert len(times) >= 1
+    assert all(time_s > 0 for time_s in times)
+    assert world.manager.evicted.take_times() == []
 
 
 def test_another_effort_is_the_reason_where_it_is_known():

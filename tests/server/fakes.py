@@ -87,6 +87,9 @@ class FakeEngine:
         time.sleep(0.001)
         return outputs
 
+    def take_eviction_times(self):
+        return []
+
     def take_queue_times(self):
         times, self._waits_s = self._waits_s, []
         return times

@@ -8,7 +8,7 @@ import pytest
 
 from samebit.core.errors import ConfigError
 from samebit.server.auth import Keys, read_keys
-from tests.server.driver import fake_arguments, running
+from tests.server.driver import COMMAND, fake_arguments, running
 from tests.server.fakes import ENDLESS, FAIL
 from tests.server.test_lifecycle import TEXT, Asking, body
 
@@ -223,6 +223,19 @@ def test_metrics_have_the_names_of_other_servers_too(server):
     assert metric(text, f"samebit:cache_hit_rate{ours}") == pytest.approx(
         metric(text, f"samebit:cached_tokens_total{ours}") / metric(text, f"samebit:prompt_tokens_total{ours}")
     )
+
+
+def test_evictions_of_a_real_cache_are_timed_and_shown(tmp_path):
+    arguments = ["serve", "nano", "--port", "0", "--num-threads", "1", "--num-checkpoints", "4", "--max-num-seqs", "1"]
+    with running([COMMAND, *arguments, "--metrics-compat", "sglang"], tmp_path / "log") as server:
+        server.wait_ready()
+        for first in range(8):
+            server.complete([first + 1] * 40, max_tokens=1)
+        server.until(lambda: server.stat("num_running") == 0)
+        text = server.get("/metrics")[2]
+    count = metric(text, 'samebit:eviction_duration_seconds_count{model_name="nano"}')
+    assert count >= 1
+    assert "sglang:eviction_duration_seconds_bucket" in text
 
 
 def test_without_being_asked_only_our_names_are_shown(start):

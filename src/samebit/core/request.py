@@ -14,7 +14,14 @@ from samebit.core.structured import StructuredOutputsParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 MissReason = Literal[
-    "cold", "salt", "window_evicted", "evicted", "shorter_than_page", "prompt_logprobs", "effort_changed"
+    "cold",
+    "salt",
+    "no_checkpoint",
+    "window_evicted",
+    "evicted",
+    "shorter_than_page",
+    "prompt_logprobs",
+    "effort_changed",
 ]
 
 MAX_LOGPROBS = 20

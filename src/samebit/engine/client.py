@@ -20,7 +20,6 @@ from samebit.core.errors import EngineDeadError, OverloadedError, SamebitError
 from samebit.core.request import EngineInfo, EngineOutput, Request
 from samebit.engine.messages import (
     Abort,
-    CompileTimes,
     Connected,
     Done,
     Fatal,
@@ -28,12 +27,12 @@ from samebit.engine.messages import (
     FromEngine,
     LoadWeights,
     Outputs,
-    QueueTimes,
     Ready,
     Rejected,
     Shutdown,
     Stats,
     Submit,
+    Times,
     ToEngine,
     UseWeights,
     decode_from_engine,
@@ -347,10 +346,10 @@ class AsyncEngineClient:
                 now = time.monotonic()
                 for output in outputs:
                     self._deliver(output, now)
-            case QueueTimes(seconds):
-                self._metrics.admitted(seconds)
-            case CompileTimes(seconds):
-                self._metrics.compiled(seconds)
+            case Times(queued, compiled, evicted):
+                self._metrics.admitted(queued)
+                self._metrics.compiled(compiled)
+                self._metrics.evicted(evicted)
             case Rejected(request_id, problem):
                 entry = self._close(request_id)
                 if entry is not None:

@@ -136,6 +136,10 @@ class Engine:
         """Seconds that the compilation of grammars took since the last call."""
         return self.grammars.take_compile_times()
 
+    def take_eviction_times(self) -> list[float]:
+        """Seconds that it took each time to make room in the prefix cache since the last call."""
+        return self.manager.evicted.take_times()
+
     def flush_cache(self) -> None:
         """Empty the prefix cache, but for what a running request is about to resume from."""
         self.manager.drop_all_checkpoints()

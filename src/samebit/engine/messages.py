@@ -90,16 +90,12 @@ class Connected(msgspec.Struct, frozen=True, tag=True):
     """The first message: from now on nobody needs the socket's file."""
 
 
-class QueueTimes(msgspec.Struct, frozen=True, tag=True):
-    """Seconds that requests waited which were just admitted."""
+class Times(msgspec.Struct, frozen=True, tag=True):
+    """Seconds that requests waited which were just admitted, and that the compilation of grammars and evictions took."""
 
-    seconds: list[float]
-
-
-class CompileTimes(msgspec.Struct, frozen=True, tag=True):
-    """Seconds that the compilation of grammars took."""
-
-    seconds: list[float]
+    queued: list[float]
+    compiled: list[float]
+    evicted: list[float]
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True):
@@ -109,7 +105,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = Submit | Abort | FlushCache | LoadWeights | UseWeights | Shutdown
-FromEngine = Connected | Ready | Fatal | Outputs | Rejected | Done | QueueTimes | CompileTimes | Stats
+FromEngine = Connected | Ready | Fatal | Outputs | Rejected | Done | Times | Stats
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

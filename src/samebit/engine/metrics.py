@@ -21,6 +21,7 @@ _NEXT_TOKEN_BUCKETS_S = (
     *(0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
 )
 _COMPILATION_BUCKETS_S = (*(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),)
+_EVICTION_BUCKETS_S = (*(1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 1),)
 _QUEUE_BUCKETS_S = (0.0, *_FIRST_TOKEN_BUCKETS_S)
 _REQUEST_BUCKETS_S = (*(0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 1200),)
 
@@ -84,6 +85,9 @@ class ServerMetrics:
         self._compilation = self._histogram(
             "grammar_compilation_time_seconds", "Time to compile a grammar", _COMPILATION_BUCKETS_S
         )
+        self._eviction = self._histogram(
+            "eviction_duration_seconds", "Time to let a checkpoint go from the prefix cache", _EVICTION_BUCKETS_S
+        )
         self._engine = _EngineStats(model_name)
         self.registry.register(self._engine)
 
@@ -96,6 +100,11 @@ class ServerMetrics:
         """Some grammars took so long to compile."""
         for time_s in times_s:
             self._compilation.observe(time_s)
+
+    def evicted(self, times_s: Sequence[float]) -> None:
+        """It took so long each time to make room in the prefix cache."""
+        for time_s in times_s:
+            self._eviction.observe(time_s)
 
     def first_token(self, wait_s: float, num_prompt_tokens: int, output: EngineOutput) -> None:
         """A request got its first token `wait_s` after it arrived."""

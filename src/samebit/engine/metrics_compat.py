@@ -36,6 +36,7 @@ _NAMES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("num_preemptions", (), ("num_preemptions",)),
     ("admission_rejections", (), ("admission_rejections",)),
     ("evicted_tokens", ("evicted_tokens",), ()),
+    ("eviction_duration_seconds", ("eviction_duration_seconds",), ()),
     ("spec_accept_length", ("spec_accept_length",), ()),
     ("spec_accept_rate", ("spec_accept_rate",), ()),
     ("spec_decode_num_drafts", ("spec_verify_calls",), ("spec_decode_num_drafts",)),

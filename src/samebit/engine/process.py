@@ -24,7 +24,6 @@ from samebit.core.errors import EngineDeadError, InvalidRequestError, SamebitErr
 from samebit.core.request import Request
 from samebit.engine.messages import (
     Abort,
-    CompileTimes,
     Connected,
     Done,
     Fatal,
@@ -32,12 +31,12 @@ from samebit.engine.messages import (
     FromEngine,
     LoadWeights,
     Outputs,
-    QueueTimes,
     Ready,
     Rejected,
     Shutdown,
     Stats,
     Submit,
+    Times,
     UseWeights,
     decode_to_engine,
     encode,
@@ -121,10 +120,7 @@ class EngineLoop:
                 outputs = self._engine.step()
                 if outputs:
                     self._send(Outputs(outputs))
-                if times := self._engine.take_queue_times():
-                    self._send(QueueTimes(times))
-            if times := self._engine.take_compile_times():
-                self._send(CompileTimes(times))
+            self._tell_times()
             self._look_after_loading()
             while self._uses and not self._engine.has_work:
                 self._use(self._uses.pop(0))
@@ -206,6 +202,13 @@ class EngineLoop:
             weights, self._next = self._next, None
             self._engine.use_weights(weights)
         self._send(Done(use.number, self._engine.info, problem))
+
+    def _tell_times(self) -> None:
+        engine = self._engine
+        queued, compiled = engine.take_queue_times(), engine.take_compile_times()
+        evicted = engine.take_eviction_times()
+        if queued or compiled or evicted:
+            self._send(Times(queued, compiled, evicted))
 
     def _report(self) -> None:
         """Send stats at intervals while working, and once when the work has run out."""

@@ -12,8 +12,9 @@ def miss_reason(sequence: Sequence, manager: StateManager) -> MissReason:
     """The first of these that holds.
 
     `shorter_than_page`: no page of it is full before its last token. `prompt_logprobs`: its tokens must be scored.
-    `effort_changed`: see Request. `window_evicted`: pages of full attention are cached, but nowhere on them the window and
-    the convolution inputs that belong to them. `evicted`: it was cached once. `salt`: nothing is cached under its salt.
+    `effort_changed`: see Request. `window_evicted`: pages of full attention are cached, and the window and the convolution inputs
+    that belonged to them had to go. `evicted`: it was cached once. `no_checkpoint`: its beginning is cached as that of other prompts,
+    and it leaves them before the first place that one can resume from. `salt`: nothing is cached under its salt.
     `cold`: nobody has asked for it before, or not for long. Nothing of it depends on what is cached under other salts.
     """
     request, tokens, size = sequence.request, sequence.token_ids, manager.geometry.page_size
@@ -24,8 +25,13 @@ def miss_reason(sequence: Sequence, manager: StateManager) -> MissReason:
     if request.effort_changed:
         return "effort_changed"
     namespace = manager.namespace(request.cache_salt)
-    if manager.tree.walk(namespace, tokens, len(tokens) - 1):
+    path = manager.tree.walk(namespace, tokens, len(tokens) - 1)
+    pages = (tuple(tokens[start : start + size]) for start in range(0, (len(path) + 1) * size, size))
+    gone = manager.evicted.depths(namespace, pages)
+    if gone and gone[0] <= len(path):
         return "window_evicted"
-    if (namespace, tuple(tokens[:size])) in manager.evicted:
+    if gone:
         return "evicted"
+    if path:
+        return "no_checkpoint"
     return "salt" if request.cache_salt and not manager.tree.has(namespace) else "cold"

@@ -6,6 +6,7 @@ the device must be told (page deltas, checkpoint entries) is returned as plan va
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from samebit.core.plan import (
@@ -191,12 +192,11 @@ class StateManager:
     def drop_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Take a checkpoint out of the cache, with the span that only it kept."""
         gone = self.tree.remove(checkpoint)
+        self.evicted.note(gone[-1] if gone else checkpoint.node)
         full = self._full_group()
         for node in gone:
             if full is not None and node.page is not None:
                 self.pages[full].drop(node.page, self._last_step)
-            if node.parent is not None and node.parent.is_root:
-                self.evicted.note(node.parent.namespace, node.key)
         for g, held in checkpoint.windows.items():
             for item in held:
                 self.pages[g].drop(item.page, self._last_step)
@@ -385,10 +385,12 @@ class StateManager:
 
     def _evict_one(self) -> bool:
         """Drop the least valuable checkpoint; ids it frees are usable at once when no step is in flight."""
+        started_s = time.perf_counter()
         checkpoint = next(self.tree.eviction_order(), None)
         if checkpoint is None:
             return False
         self.drop_checkpoint(checkpoint)
+        self.evicted.took(time.perf_counter() - started_s)
         return True
 
 
