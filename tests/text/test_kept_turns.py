@@ -107,12 +107,12 @@ def test_markers_that_a_template_assembles_do_no_harm():
     "source",
     [
         "{% for m in messages %}{{ m.content if loop.last else '' }}{% endfor %}",
-        "{% for m in messages %}{{ m.content }}{{ loop.revindex }}{% endfor %}",
         "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}",
-        "{% for m in messages %}{{ loop.revindex }}{{ m.content }}{% endfor %}",
-        "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{{ m.content }}{{ loop.length if loop.index == 2 }}{% endfor %}",
+        "{% for m in messages %}{{ loop.length if loop.index == 2 }}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{{ m.content }}{{ m.content if loop.index == 2 and not loop.last }}{% endfor %}",
     ],
-    ids=["hidden", "another tail", "another beginning", "another head", "twice"],
+    ids=["hidden", "another beginning", "another tail", "another head", "twice"],
 )
 def test_a_template_that_shows_a_reply_otherwise_later_is_refused(source):
     with pytest.raises(InvalidRequestError, match="token_ids cannot be kept") as caught:

@@ -243,7 +243,7 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     `num_processed_tokens`: prompt tokens that have state, cached ones among them. `cache_miss_reason`: why none came from the
     prefix cache, when the request was first admitted (None: some did, or there is no cache).
     `pieces` and `token_kinds` are those of a reply that was to be taken apart, whose `text` is its content; the kinds of all
-    tokens come in order, but some of them later than their tokens.
+    tokens (but of a stop token that is no part of the text) come in order, some of them later than their tokens.
     """
 
     request_id: str

@@ -20,11 +20,11 @@ class _OpenRequest:
     detokenizer: IncrementalDetokenizer
     parser: ReplyParser | None
 
-    def push(self, token_id: int, *, is_shown: bool) -> str:
-        """Take a token; return the text of a request without a parser. A stop token that is not shown may still end a message."""
+    def push(self, token_id: int) -> str:
+        """Take a token; return the text of a request without a parser."""
         if self.parser is None:
-            return self.detokenizer.push(token_id) if is_shown else ""
-        self.parser.push(token_id, is_shown=is_shown)
+            return self.detokenizer.push(token_id)
+        self.parser.push(token_id)
         return ""
 
     def finish(self) -> str:
@@ -36,9 +36,9 @@ class _OpenRequest:
 
     def has_ended(self) -> bool:
         """Whether its one call is made."""
-        wanted = self.parser is not None and self.request.ends_after_call
-        is_made = wanted and self.parser is not None and self.parser.has_ended_call
-        return is_made and self.detokenizer.num_tokens >= self.request.params.min_tokens
+        if self.parser is None or not self.request.ends_after_call:
+            return False
+        return self.parser.has_ended_call and self.detokenizer.num_tokens >= self.request.params.min_tokens
 
 
 class OutputProcessor:
@@ -81,7 +81,9 @@ class OutputProcessor:
         for position, token in enumerate(progress.tokens):
             tokens.append(token)
             is_stop_token = stop is not None and position == len(progress.tokens) - 1
-            text += entry.push(token.token_id, is_shown=params.include_stop_str_in_output or not is_stop_token)
+            if is_stop_token and not params.include_stop_str_in_output:
+                continue
+            text += entry.push(token.token_id)
             if detokenizer.match is not None:
                 break
             if entry.has_ended():

@@ -64,11 +64,8 @@ class ReplyParser:
             self._call.is_told = False
             self._tell_call("")
 
-    def push(self, token_id: int, *, is_shown: bool = True) -> None:
-        """Take the next token. One that is not shown ends what a control token of its id ends, and is no part of a text."""
-        if not is_shown and not self._format.is_control(token_id):
-            self._count("control")
-            return
+    def push(self, token_id: int) -> None:
+        """Take the next token."""
         was, self.place = self.place, self._format.after(self.place, token_id)
         if token_id in self._format.leads_to:
             self._turn(was)
