@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from samebit.core.config import EngineConfig
-from samebit.core.errors import ConfigError
+from samebit.core.errors import ConfigError, ModelError
+from samebit.engine import loading
 from samebit.engine.device import cache_budget, settled
 from samebit.engine.model_source import resolve_model
 from samebit.engine.sizing import DEFAULT_CACHE_BYTES
+from samebit.kernels.sets import torch_kernels
+from tests.random_checkpoint import write_checkpoint
 
 NANO = resolve_model("nano")
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a CUDA device")
@@ -45,6 +50,25 @@ def test_whoever_asks_for_a_cpus_kernels_gets_a_cpu(monkeypatch):
     assert (found.device, found.dtype, found.graph) == ("cuda", "bfloat16", "cuda")
     with pytest.raises(ConfigError, match="kernels='native': must be 'auto' or one of 'triton' on a cuda device"):
         settled(EngineConfig(device="cuda", kernels="native"), NANO)
+
+
+@pytest.mark.parametrize(
+    ("what", "limit", "message"),
+    [
+        ("page groups", 1, "2 page groups: the torch kernels have at most 1"),
+        ("columns of a norm", 31, "[0-9]+ columns of a norm: the torch kernels have at most 31"),
+        ("tokens of a vocabulary", 255, "272 tokens of a vocabulary: the torch kernels have at most 255"),
+    ],
+)
+def test_a_model_that_is_too_large_for_the_kernels_is_refused_when_it_is_loaded(
+    tmp_path, monkeypatch, what, limit, message
+):
+    folder, config = write_checkpoint(tmp_path / "small"), EngineConfig(dtype="float32", device="cpu")
+    monkeypatch.setattr(loading, "select_kernels", lambda *_: replace(torch_kernels(1), limits={what: limit}))
+    with pytest.raises(ModelError, match=rf"small: {message}"):
+        loading.load(config, folder, torch.device("cpu"))
+    monkeypatch.setattr(loading, "select_kernels", lambda *_: replace(torch_kernels(1), limits={what: 1 << 20}))
+    loading.load(config, folder, torch.device("cpu"))
 
 
 def test_the_budget_is_what_was_asked_for_or_a_gibibyte_on_a_cpu():

@@ -14,7 +14,7 @@ from samebit.core.errors import ConfigError, ModelError
 from samebit.engine.model_source import bundled_drafter, resolve_model
 from samebit.kernels.certify import certify
 from samebit.kernels.native.build import NativeUnavailableError
-from samebit.kernels.sets import TORCH_SET, KernelSet, select_kernels, triton_kernels
+from samebit.kernels.sets import TORCH_SET, KernelSet, UnsupportedSizeError, select_kernels, triton_kernels
 from samebit.models.base import CausalLM, load_model
 from samebit.speculative.drafter import Drafter
 from samebit.speculative.load import BLOCK_METHODS, device_drafter_taps, load_drafter
@@ -53,7 +53,12 @@ def load(config: EngineConfig, folder: Path, device: torch.device) -> Loaded:
     Raises ConfigError or ModelError for what cannot be served.
     """
     kernels = _select_kernels(config, device)
-    loaded = _load_with(config, folder, kernels, device)
+    try:
+        loaded = _load_with(config, folder, kernels, device)
+        kernels.check_size("page groups", len(loaded.layout()[0].groups))
+        kernels.check_size("tokens of a vocabulary", loaded.model.vocab_size)
+    except UnsupportedSizeError as error:
+        raise ModelError(f"{folder}: {error}") from error
     shapes = loaded.model.linear_shapes() | (loaded.drafter.linear_shapes() if loaded.drafter else set())
     failures = (
         []

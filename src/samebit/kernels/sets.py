@@ -41,6 +41,10 @@ Element = Literal["float32", "bfloat16"]
 TORCH_SET, TRITON_SET = "torch", "triton"
 
 
+class UnsupportedSizeError(ValueError):
+    """A set has no kernel for a size; names the size and the limit."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelSet:
     """The kernels of a host. Sizes: T tokens, C channels, nh/nk query/KV heads of hd, V vocabulary, L logit rows."""
@@ -54,6 +58,12 @@ class KernelSet:
     _count_launches: Callable[[], int] = field(default=lambda: 0, repr=False)
     element: Element = "float32"
     _library_rows: Callable[[Tensor], frozenset[int]] = field(default=lambda _: frozenset(), repr=False)
+    limits: Mapping[str, int] = field(default_factory=dict, repr=False)
+
+    def check_size(self, what: str, size: int) -> None:
+        """Raise UnsupportedSizeError if ``size`` is more than the set's limit of ``what``, if it has one."""
+        if size > self.limits.get(what, size):
+            raise UnsupportedSizeError(f"{size} {what}: the {self.name} kernels have at most {self.limits[what]}")
 
     def describe(self) -> dict[str, str | int]:
         """What the numerics profile records of this set: the name and what the bits depend on."""
@@ -292,6 +302,7 @@ def triton_kernels(element: Element, device: torch.device, max_rows: int) -> Ker
         _count_launches=triton_set.num_launches,
         element=element,
         _library_rows=triton_set.make_library_rows(dtype, device, max_rows),
+        limits=triton_set.LIMITS,
     )
 
 

@@ -8,9 +8,10 @@ from samebit.kernels.sets import KernelSet
 
 
 class RmsNorm:
-    """`x / sqrt(mean(x^2) + eps) * gain` over each C columns of `x` [T, n C] fp32, with a gain [C]."""
+    """`x / sqrt(mean(x^2) + eps) * gain` over each C columns of `x` [T, n C] fp32, with a gain [C]. Raises UnsupportedSizeError."""
 
     def __init__(self, kernels: KernelSet, gain: Tensor, eps: float) -> None:
+        kernels.check_size("columns of a norm", gain.shape[0])
         self._kernels = kernels
         self._gain = gain.float()
         self._eps = eps

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from samebit.kernels import torch_set
 from samebit.kernels.triton.rows import implementations
+from samebit.kernels.triton.set import LIMITS
 from tests.kernels.cases import normal
 
 WIDTHS = [1, 7, 63, 64, 100, 257]
@@ -25,6 +26,13 @@ def test_the_norm_agrees_with_the_twin(device, activation, width):
     x, gain = (normal(1, 9, 3 * width) * 3).to(activation), normal(2, width)
     found = implementations(activation)["rms_norm"](x.to(device), gain.to(device), 1e-6, 1)
     assert found.dtype is activation
+    close(found, torch_set.rms_norm(x.float(), gain, 1e-6, 1))
+
+
+def test_there_is_a_norm_for_the_widest_rows_that_a_model_may_have(device, activation):
+    width = LIMITS["columns of a norm"]
+    x, gain = normal(1, 2, width).to(activation), normal(2, width)
+    found = implementations(activation)["rms_norm"](x.to(device), gain.to(device), 1e-6, 1)
     close(found, torch_set.rms_norm(x.float(), gain, 1e-6, 1))
 
 

@@ -16,6 +16,7 @@ from samebit.kernels.triton import (
     block_attention,
     conv,
     experts,
+    filters,
     index,
     launch,
     linear,
@@ -29,6 +30,13 @@ num_launches = launch.num_launches
 _LEAST_LIBRARY_ROWS = 64
 # Elements of a product that is tried: 1 GiB in fp32.
 _MOST_RESULTS = 1 << 28
+
+LIMITS = {
+    "page groups": index.MAX_GROUPS,
+    "columns of a norm": max(rows.NORM_WARPS),
+    "tokens of a vocabulary": filters.MAX_VOCAB,
+}
+"""The largest sizes that there are kernels for."""
 
 
 def implementations(activation: torch.dtype) -> dict[str, Callable[..., Any]]:
