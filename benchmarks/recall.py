@@ -22,9 +22,10 @@ import msgspec
 from samebit import LLM
 from samebit.bench.recall import SETTINGS, Score, make_problems, run_arm, table
 from samebit.core.plan import NO_SNAPSHOT, BatchPlan, CheckpointEntry, StepOutput
-from samebit.engine.model_source import resolve_model
+from samebit.engine.model_source import bundled_drafter, resolve_model
 from samebit.inputs import Bucket
 from samebit.models.checkpoint import read_json
+from samebit.speculative.load import BLOCK_METHODS
 
 
 class Trusting:
@@ -113,10 +114,11 @@ MUTANTS = {"never written": NeverWritten, "lost at capture": LostAtCapture, "sta
 
 
 def drafters(model: str, given: list[str]) -> dict[str, dict[str, Any] | None]:
-    """The speculative arms by name, none first: n-grams, the model's own heads if it has any, and METHOD=FOLDER of `given`."""
+    """The speculative arms by name, none first: n-grams, the model's own heads and bundled drafters, and METHOD=FOLDER of `given`."""
     found: dict[str, dict[str, Any] | None] = {"": None, "ngram": {"method": "ngram"}}
     if read_json(resolve_model(model) / "config.json").get("mtp_config"):
         found["mtp"] = {"method": "mtp"}
+    found |= {method: {"method": method} for method in BLOCK_METHODS if bundled_drafter(model, method)}
     for argument in given:
         method, _, folder = argument.partition("=")
         found[method] = {"method": method, "model": folder or None}

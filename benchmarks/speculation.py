@@ -33,7 +33,7 @@ DIALOGUES = 10
 def main() -> None:
     """Read the arguments, measure, print and store the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, default=Path("src/samebit/assets/nano"))
+    parser.add_argument("--model", default="nano")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--speculative-config", type=json.loads, default={"method": "ngram"})

@@ -10,7 +10,7 @@ import pytest
 
 from samebit.core.config import EngineConfig, Schedule, SpeculativeConfig
 from samebit.engine.engine import Engine
-from samebit.engine.model_source import resolve_model
+from samebit.engine.model_source import bundled_drafter, resolve_model
 from samebit.models.checkpoint import read_json
 from tests.driving import make_request, run
 from tests.exactness.test_nano import CODE
@@ -63,7 +63,7 @@ def target(request) -> str:
 
 @pytest.fixture(scope="module")
 def drafters(target, tmp_path_factory) -> dict[str, SpeculativeConfig]:
-    """The methods that the model can have; block drafters have random weights."""
+    """The methods that the model can have; block drafters have random weights where none are bundled with it."""
     raw = read_json(resolve_model(target) / "config.json")
     sizes = raw["text_config"]
     base = tmp_path_factory.mktemp("drafters")
@@ -71,6 +71,9 @@ def drafters(target, tmp_path_factory) -> dict[str, SpeculativeConfig]:
     if raw.get("mtp_config"):
         found["mtp"] = SpeculativeConfig(method="mtp")
     for method, config in METHODS.items():
+        if bundled_drafter(target, method):
+            found[method] = SpeculativeConfig(method=method)
+            continue
         fitted = config | {key: sizes[key] for key in ("hidden_size", "vocab_size")}
         fitted |= {
             "num_target_layers": sizes["num_hidden_layers"],

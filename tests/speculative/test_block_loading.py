@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from samebit import LLM, EngineConfig
+from samebit import LLM, EngineConfig, SamplingParams
 from samebit.core.config import SpeculativeConfig
 from samebit.core.errors import CheckpointError, ConfigError, ModelNotFoundError, SamebitError
 from samebit.engine.engine import Engine
@@ -283,6 +283,14 @@ def test_the_bundled_model_finds_the_drafter_beside_it(tmp_path, monkeypatch):
     (tmp_path / "nano-dspark").mkdir()
     assert bundled_drafter("nano", "dspark") == tmp_path / "nano-dspark"
     assert bundled_drafter("other", "dspark") is None
+
+
+@pytest.mark.parametrize("method", ["dflash", "dspark"])
+def test_the_bundled_model_has_drafters_that_guess_right(method):
+    llm = LLM("nano", speculative_config={"method": method}, **POOLS)
+    prompt = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):"
+    llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True))
+    assert llm.stats()["mean_acceptance_length"] > 1.5
 
 
 def test_every_refusal_is_one_of_ours():

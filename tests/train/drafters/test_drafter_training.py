@@ -162,7 +162,7 @@ def test_a_drafter_is_measured_with_the_engine(trained, target_folder, corpus_fo
     # The measure of the training code, with other noise.
     own = json.loads((trained.run / "dspark" / "acceptance.json").read_text())
     assert found[1]["length"] == pytest.approx(own[1]["length"], rel=0.3)
-    with pytest.raises(ConfigError, match="is no folder, nor one of mtp, ngram"):
+    with pytest.raises(ConfigError, match="is no folder, nor one of dflash, dspark, mtp, ngram"):
         run_assessment(str(target_folder), "eagle", corpus_folder, "toy", None)
 
 

@@ -19,20 +19,24 @@ from samebit.models.checkpoint import read_json
 from samebit.speculative.block_config import parse_block_config
 from samebit.train.assessment import table
 from samebit.train.drafters.evaluate import prompts
-from samebit.train.drafters.recipe import drafter_recipe
+from samebit.train.drafters.recipe import METHODS, drafter_recipe
 from samebit.train.tokens import load_data
 
-WITHOUT_FOLDER = ("mtp", "ngram")
+# A block drafter's method names the one that is bundled with the target.
+_NAMED = (*METHODS, "ngram")
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One kind of text: steps that verified guesses, tokens a step, and the share of steps in which so many guesses were accepted."""
+    """One kind of text: steps that verified guesses, tokens of such a step, tokens a step of all, with or without guesses, and the
+    share of the steps with guesses in which so many were accepted.
+    """
 
     name: str
     temperature: float
     num_drafts: int
     length: float
+    length_of_all: float
     accepted: list[float]
 
 
@@ -57,7 +61,10 @@ def assess(
             counts = sum((o.metrics.speculation for o in outputs if o.metrics is not None), SpeculationCounts())
             drafts = max(1, counts.num_drafts)
             accepted = [num / drafts for num in counts.accepted_per_position]
-            found.append(Measured(name, temperature, counts.num_drafts, counts.mean_acceptance_length, accepted))
+            num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+            of_all = num_tokens / (num_tokens - counts.num_accepted_tokens)
+            length = counts.mean_acceptance_length
+            found.append(Measured(name, temperature, counts.num_drafts, length, of_all, accepted))
     return found
 
 
@@ -74,17 +81,21 @@ def run(
 def _settings(drafter: str) -> dict[str, Any]:
     # All guesses are verified, whatever they cost.
     settings: dict[str, Any] = {"token_cost": 0.0}
-    if drafter in WITHOUT_FOLDER:
+    if drafter in _NAMED:
         return settings | {"method": drafter}
     folder = Path(drafter)
     if not folder.is_dir():
-        raise ConfigError(f"drafter={drafter!r}: is no folder, nor one of {', '.join(WITHOUT_FOLDER)}")
+        raise ConfigError(f"drafter={drafter!r}: is no folder, nor one of {', '.join(_NAMED)}")
     return settings | {"method": parse_block_config(read_json(folder / "config.json")).method, "model": drafter}
 
 
 def _markdown(found: Sequence[Measured]) -> str:
     rows = [
-        (m.name, m.temperature, m.num_drafts, f"{m.length:.2f}", " ".join(f"{100 * share:.0f}" for share in m.accepted))
+        (
+            *(m.name, m.temperature, m.num_drafts, f"{m.length:.2f}", f"{m.length_of_all:.2f}"),
+            " ".join(f"{100 * share:.0f}" for share in m.accepted),
+        )
         for m in found
     ]
-    return table(("text", "temperature", "steps with guesses", "tokens a step", "accepted, %"), rows)
+    head = ("text", "temperature", "steps with guesses", "tokens a step of these", "of all", "accepted, %")
+    return table(head, rows)
