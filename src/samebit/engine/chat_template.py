@@ -89,7 +89,7 @@ class ChatTemplate:
                 "add_generation_prompt and continue_final_message exclude each other",
                 param="continue_final_message",
             )
-        for name in _OWN_NAMES & (variables or {}).keys():
+        for name in sorted(_OWN_NAMES & (variables or {}).keys()):
             raise InvalidRequestError(
                 f"chat_template_kwargs.{name}: has a field of its own", param=f"chat_template_kwargs.{name}"
             )
