@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from samebit.core.config import EngineConfig
+from samebit.core.config import EngineConfig, SpeculativeConfig
 from samebit.core.errors import CheckpointError, ConfigError, ModelError, ModelNotFoundError
 from samebit.core.request import Request, SamplingParams
 from samebit.engine.engine import Engine
@@ -23,8 +23,9 @@ def models(tmp_path_factory):
     return [str(folder) for folder in folders]
 
 
-def engine_of(model):
-    return Engine(EngineConfig(model=model, num_threads=1, cache_bytes=20_000_000, checkpoint_interval=16))
+def engine_of(model, **settings):
+    fixed = {"num_threads": 1, "cache_bytes": 20_000_000, "checkpoint_interval": 16}
+    return Engine(EngineConfig(model=model, **fixed, **settings))
 
 
 def update(engine, model):
@@ -57,6 +58,61 @@ def test_the_answers_are_those_of_an_engine_that_was_started_with_the_weights(mo
     assert engine.stats()["num_weight_updates"] == 1
     update(engine, old)
     assert ask(engine, "e") == (before, 0)
+
+
+def test_weights_come_to_where_the_old_ones_are_and_recorded_steps_go_on_with_them(models):
+    engine = engine_of(models[0], graph="trace")
+    before, _ = ask(engine, "a")
+    recorded, state = dict(engine._runner._programs), engine._loaded
+    update(engine, models[1])
+    assert ask(engine, "b")[0] == ask(engine_of(models[1]), "b")[0] != before
+    assert engine._loaded is state
+    assert recorded.items() <= engine._runner._programs.items(), "nothing was recorded again"
+    update(engine, models[0])
+    assert ask(engine, "c") == (before, 0)
+
+
+def test_what_recorded_steps_have_frozen_is_recorded_again(models, tmp_path):
+    """A factor of a layer is no tensor."""
+    folder = write_checkpoint(tmp_path / "scaled", seed=1)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("global_scale")]:
+        tensors[name] *= 0.5
+    save_file(tensors, folder / "model.safetensors")
+    engine = engine_of(models[1], graph="trace")
+    before, _ = ask(engine, "a")
+    recorded = [*engine._runner._programs.values()]
+    update(engine, str(folder))
+    assert ask(engine, "b")[0] == ask(engine_of(str(folder)), "b")[0] != before
+    assert not {*recorded} & {*engine._runner._programs.values()}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dense_intermediate_size": 50}, r"model\.num_parameters is \d+; the model that is served has \d+"),
+        ({"dtype": torch.bfloat16}, r"model\._parts\S+ is \(.* of torch.bfloat16; the model that is served has \("),
+        ({"num_experts_per_tok": 1}, r"model\._parts\S+_top_k is 1; the model that is served has 2"),
+    ],
+)
+def test_weights_that_have_no_place_are_refused_by_name(models, tmp_path, change, message):
+    engine = engine_of(models[0])
+    before, _ = ask(engine, "a")
+    with pytest.raises(ModelError, match=f"other: {message}"):
+        update(engine, str(write_checkpoint(tmp_path / "other", **change)))
+    engine.flush_cache()
+    assert ask(engine, "b") == (before, 0)
+
+
+@pytest.mark.parametrize("method", ["mtp", "ngram"])
+def test_a_drafters_weights_change_with_the_models(tmp_path, method):
+    old, new = (str(write_checkpoint(tmp_path / str(seed), seed=seed, depths=2)) for seed in range(2))
+    settings = {"graph": "trace", "speculative_config": SpeculativeConfig(method=method, token_cost=0.0)}
+    engine, fresh = engine_of(old, **settings), engine_of(new, **settings)
+    ask(engine, "a")
+    update(engine, new)
+    assert ask(engine, "b") == ask(fresh, "b")
+    assert engine.scheduler.counters.num_accepted_tokens >= fresh.scheduler.counters.num_accepted_tokens
 
 
 def test_a_checkpoint_of_another_shape_leaves_everything_as_it_was(models, tmp_path):

@@ -14,6 +14,7 @@ from samebit.inputs import Bucket
 from tests.driving import make_request, run, run_alone
 from tests.exactness.test_graphs import Spoiled, requests_with_extras
 from tests.exactness.test_small_model import traffic
+from tests.random_checkpoint import write_checkpoint
 
 pytestmark = pytest.mark.gpu
 METHODS = [None, "ngram", "mtp", "dflash", "dspark"]
@@ -119,6 +120,22 @@ def test_capturing_changes_no_pool_outside_the_sinks(make_engine):
     capture_with(engine, lambda hidden, _: hidden)
     for tensor, copy in zip(live, before, strict=True):
         assert torch.equal(tensor.view(torch.uint8), copy.view(torch.uint8))
+
+
+@pytest.mark.parametrize("method", [None, "mtp", "dflash"])
+def test_graphs_go_on_with_weights_that_take_the_place_of_others(make_engine, drafters, tmp_path, method):
+    wanted = method and SpeculativeConfig(method=method, model=drafters.get(method), token_cost=0.0)
+    settings = {"graph": "cuda", "max_num_batched_tokens": 16, "speculative_config": wanted}
+    engine, other = make_engine(**settings), str(write_checkpoint(tmp_path / "other", seed=3, depths=3))
+    requests = [make_request(name, list(range(20)), max_tokens=9) for name in "ab"]
+    before, graphs = run(engine, requests), dict(engine._runner._captured)
+    allocated = torch.cuda.memory_allocated()
+    engine.use_weights(engine.load_weights(other))
+    after = run(engine, requests)
+    assert engine._runner._captured == graphs
+    assert torch.cuda.memory_allocated() <= allocated
+    assert after == run(make_engine(model=other, **settings), requests)
+    assert after != before
 
 
 def test_a_step_waits_for_the_device_once_and_copies_its_results_once(make_engine, monkeypatch):

@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from samebit.core.config import EngineConfig
-from samebit.core.errors import ConfigError, InvalidRequestError
+from samebit.core.errors import InvalidRequestError
 from samebit.core.request import EngineInfo, EngineOutput, Request
 from samebit.engine.device import (
     cache_budget,
@@ -147,28 +147,24 @@ class Engine:
     def load_weights(self, model: str) -> NextWeights:
         """Another checkpoint, ready to be served; changes nothing, and may run beside `step` in a thread of its own.
 
-        Until the old one goes both are in memory. Raises ConfigError or ModelError if it cannot take the old one's place.
+        It waits in host memory. Raises ConfigError or ModelError if it cannot take the old one's place.
         """
-        if self._device.type != "cpu":
-            raise ConfigError(
-                f"model={model!r}: weights are not updated on a GPU, whose memory holds one model; restart instead"
-            )
-        config, folder = self._config, resolve_model(model)
-        check_room(folder, free_bytes(self._device))
-        loaded = load_again(config, folder, self._device, self._loaded)
-        profile = numerics_profile(config, loaded.kernels)
-        return NextWeights(model, loaded, fingerprint(folder, profile), profile)
+        folder = resolve_model(model)
+        check_room(folder, free_bytes(torch.device("cpu")))
+        exchange = load_again(self._config, folder, self._loaded)
+        profile = numerics_profile(self._config, self._loaded.kernels)
+        return NextWeights(model, exchange, fingerprint(folder, profile), profile)
 
     def use_weights(self, weights: NextWeights) -> EngineInfo:
         """Serve these from now on; nothing is hit that was computed with those of before. No request may be open.
 
-        The tokenizer and all settings stay.
+        They are copied to where the old ones are, so that recorded steps stay valid. The tokenizer and all settings stay.
         """
         assert not self.has_work, "weights do not change under a request"
-        runner = make_runner(self._config, weights.loaded, self.pools, self._device)
-        capture_graphs(self._config, runner, weights.loaded, self.pools.geometry)
+        if not weights.exchange.make():
+            self._runner.forget()
+            capture_graphs(self._config, self._runner, self._loaded, self.pools.geometry)
         self.manager.begin_epoch()
-        self._loaded, self._runner = weights.loaded, runner
         self.info = msgspec.structs.replace(
             self.info, model=weights.model, system_fingerprint=weights.fingerprint, profile=weights.profile
         )

@@ -12,6 +12,7 @@ import torch
 from samebit.core.config import EngineConfig, SpeculativeConfig
 from samebit.core.errors import ConfigError, ModelError
 from samebit.engine.model_source import bundled_drafter, resolve_model
+from samebit.engine.weights import Exchange
 from samebit.kernels.certify import certify
 from samebit.kernels.native.build import NativeUnavailableError
 from samebit.kernels.sets import TORCH_SET, KernelSet, UnsupportedSizeError, select_kernels, triton_kernels
@@ -36,13 +37,17 @@ class Loaded:
         target = self.model.state_layout()
         return (target, None) if self.drafter is None else join_layouts(target, self.drafter.state_layout())
 
+    def parts(self) -> dict[str, CausalLM | Drafter | None]:
+        """All that has weights."""
+        return {"model": self.model, "drafter": self.drafter}
+
 
 @dataclass(frozen=True, slots=True)
 class NextWeights:
     """What an engine can serve instead of what it serves."""
 
     model: str
-    loaded: Loaded
+    exchange: Exchange
     fingerprint: str
     profile: dict[str, str | int]
 
@@ -83,9 +88,9 @@ def check_room(folder: Path, free: int) -> None:
         )
 
 
-def load_again(config: EngineConfig, folder: Path, device: torch.device, old: Loaded) -> Loaded:
-    """As `load`, of a checkpoint that can take the place of `old`: ModelError if its state or vocabulary is another."""
-    loaded = load(config, folder, device)
+def load_again(config: EngineConfig, folder: Path, old: Loaded) -> Exchange:
+    """What makes `old` the checkpoint in `folder`, in host memory, for the same kernels. Raises ModelError if that is not enough."""
+    loaded = _load_with(config, folder, old.kernels, torch.device("cpu"))
     for what, before, after in (
         ("state layout", old.layout(), loaded.layout()),
         ("vocabulary size", old.model.vocab_size, loaded.model.vocab_size),
@@ -93,7 +98,10 @@ def load_again(config: EngineConfig, folder: Path, device: torch.device, old: Lo
     ):
         if before != after:
             raise ModelError(f"{folder}: its {what} differs from that of the model that is served")
-    return loaded
+    try:
+        return Exchange.between(old.parts(), loaded.parts())
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from error
 
 
 def _select_kernels(config: EngineConfig, device: torch.device) -> KernelSet:

@@ -127,6 +127,12 @@ class LocalRunner:
             yield number
         self._ladder = Ladder(buckets)
 
+    def forget(self) -> None:
+        """Let go of all that was recorded or captured: the model has changed in what recordings hold."""
+        self._programs.clear()
+        self._captured.clear()
+        self._ladder = Ladder([])
+
     @torch.inference_mode()
     def run_inert(self, bucket: Bucket) -> None:
         """Run a step of no rows in `bucket`, eagerly: it takes the memory that any step of these sizes takes."""
