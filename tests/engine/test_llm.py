@@ -203,3 +203,14 @@ def test_a_token_that_the_tokenizer_lacks_has_no_text_and_does_no_harm(tmp_path)
     sample = llm.generate("ab", SamplingParams(temperature=100.0, max_tokens=30, seed=1, logprobs=1))[0].outputs[0]
     assert max(sample.token_ids) > 272
     assert sample.text == llm._tokenizer.decode([token for token in sample.token_ids if token < 272])
+
+
+def test_a_chat_declares_tools_and_keeps_the_tokens_of_its_turns(llm):
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": {}}}]
+    chat = [{"role": "user", "content": "How is the weather in Oslo?"}]
+    first = llm.chat(chat, SamplingParams(max_tokens=8, temperature=2, seed=3), tools=tools)[0]
+    assert "get_weather" in llm.get_tokenizer().decode(first.prompt_token_ids)
+    said = first.outputs[0].token_ids
+    turn = {"role": "assistant", "content": first.outputs[0].text, "token_ids": said}
+    second = llm.chat([*chat, turn, *chat], SamplingParams(max_tokens=1), tools=tools)[0]
+    assert second.prompt_token_ids[: len(first.prompt_token_ids) + len(said)] == [*first.prompt_token_ids, *said]

@@ -101,13 +101,17 @@ class LLM:
         use_tqdm: bool = False,
         cache_salt: str = "",
         chat_template_kwargs: dict[str, Any] | None = None,  # Any: whatever the template knows
+        tools: list[dict[str, Any]] | None = None,  # Any: JSON, as in a chat request
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of several, with the checkpoint's chat template."""
+        """Answer one conversation, or each of several, with the checkpoint's chat template, in which `tools` are declared.
+
+        The outputs' text is that of the whole reply. A message of the assistant with `token_ids` is these tokens.
+        """
         if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
             kind = type(messages).__name__
             raise InvalidRequestError(f"messages of type {kind}: must be a list of messages", param="messages")
         conversations = [messages] if messages and isinstance(messages[0], dict) else list(messages)
-        ids = [self.render_chat(one, **(chat_template_kwargs or {})) for one in conversations]  # type: ignore[arg-type]  # narrowed by the first item
+        ids = [self.render_chat(one, tools=tools, **(chat_template_kwargs or {})) for one in conversations]  # type: ignore[arg-type]  # narrowed by the first item
         return self._run([None] * len(ids), ids, self._params(sampling_params, len(ids)), use_tqdm, cache_salt)
 
     def render_chat(
@@ -116,6 +120,7 @@ class LLM:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,  # Any: as for `chat`
         **variables: Any,  # Any: whatever the template knows
     ) -> list[int]:
         """The prompt's token ids for a conversation. Message text never becomes a control token."""
@@ -123,6 +128,7 @@ class LLM:
             raise InvalidRequestError("this checkpoint has no chat template", param="messages")
         return self._template.render(
             messages,
+            tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             variables=variables,
