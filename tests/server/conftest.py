@@ -1,11 +1,16 @@
 """One server with the bundled model for all tests that need one, and as many with a fake engine as a test starts."""
 
+import asyncio
 import contextlib
+import os
 
 import openai
 import pytest
 
-from tests.server.driver import COMMAND, fake_arguments, running
+from samebit.core.config import EngineConfig
+from samebit.engine.launch import start_engine
+from samebit.engine.metrics import ServerMetrics
+from tests.server.driver import COMMAND, ROOT, fake_arguments, running
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +40,29 @@ def start(tmp_path):
             return stack.enter_context(running(arguments, tmp_path / "log")).wait_ready()
 
         yield start
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Run `story(client, metrics)` with a fresh engine process."""
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+
+    def run(story, *, config=None, **options):
+        async def main():
+            metrics = ServerMetrics("nano")
+            config_or_default = config or EngineConfig(max_num_seqs=4)
+            async with (
+                asyncio.timeout(120),
+                start_engine(
+                    config_or_default,
+                    metrics,
+                    engine_class="tests.server.fakes:FakeEngine",
+                    **{"max_open": 64, **options},
+                ) as client,
+            ):
+                return await story(client, metrics)
+
+        return asyncio.run(main())
+
+    return run
