@@ -14,6 +14,7 @@ import msgspec
 
 from samebit.core.errors import InvalidRequestError, ModelError
 from samebit.core.request import EngineInfo, EngineOutput, TokenLogprobs
+from samebit.engine.views import RequestsView
 
 KILL, FAIL, ENDLESS = 255, 254, 253
 MAX_LENGTH = 4096
@@ -108,6 +109,11 @@ class FakeEngine:
         assert not self.has_work
         self.info = msgspec.structs.replace(self.info, model=model, system_fingerprint=f"fp_{model}")
         return self.info
+
+    def look(self, look):
+        if look.name == "broken":
+            raise RuntimeError("nothing to see")
+        return RequestsView(requests=[], num_hidden=len(self._requests))
 
     def stats(self):
         running = min(len(self._requests), self.max_num_seqs)

@@ -6,11 +6,10 @@ Knows neither HTTP nor torch.
 
 import asyncio
 import contextlib
-import itertools
 import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import zmq
@@ -18,6 +17,7 @@ import zmq.asyncio
 
 from samebit.core.errors import EngineDeadError, OverloadedError, SamebitError
 from samebit.core.request import EngineInfo, EngineOutput, Request
+from samebit.engine.calls import Calls
 from samebit.engine.messages import (
     Abort,
     Connected,
@@ -26,9 +26,11 @@ from samebit.engine.messages import (
     FlushCache,
     FromEngine,
     LoadWeights,
+    LookAt,
     Outputs,
     Ready,
     Rejected,
+    Shown,
     Shutdown,
     Stats,
     Submit,
@@ -36,25 +38,15 @@ from samebit.engine.messages import (
     ToEngine,
     UseWeights,
     decode_from_engine,
+    decode_view,
     encode,
     error_of,
 )
 from samebit.engine.metrics import ServerMetrics
-from samebit.engine.streams import OutputStream
+from samebit.engine.streams import OpenRequest, OutputStream
+from samebit.engine.views import Look, View
 
 MAX_OPEN_TOKENS = 1 << 22
-
-
-@dataclass(slots=True)
-class _OpenRequest:
-    stream: OutputStream
-    arrived_s: float
-    num_prompt_tokens: int
-    answer_id: str
-    first_token_s: float | None = None
-    last_token_s: float | None = None
-    num_tokens: int = 0
-    last: EngineOutput | None = None
 
 
 class AsyncEngineClient:
@@ -70,12 +62,12 @@ class AsyncEngineClient:
         self._metrics = metrics
         self._max_open_tokens = max_open_tokens
         self._num_open_tokens = 0
-        self._open: dict[str, _OpenRequest] = {}
+        self._open: dict[str, OpenRequest] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._drew = asyncio.Event()
-        self._calls: dict[int, asyncio.Future[EngineInfo]] = {}
-        self._numbers = itertools.count()
+        self._calls = Calls[EngineInfo]()
+        self._looks = Calls[tuple[float, View]]()
         self._update: asyncio.Task[int] | None = None
         self._is_switching = False
         self._info: EngineInfo | None = None
@@ -177,7 +169,7 @@ class AsyncEngineClient:
             assert request.request_id not in self._open, "request ids are never used twice"
             size = len(request.prompt_token_ids)
             name = request.request_id.rpartition("-")[0] if answer_id is None else answer_id
-            self._open[request.request_id] = _OpenRequest(stream, now, size, name)
+            self._open[request.request_id] = OpenRequest(stream, now, size, name)
             self._num_open_tokens += size
             self._send(Submit(request))
         if self._open:
@@ -215,7 +207,13 @@ class AsyncEngineClient:
 
     async def flush_cache(self) -> None:
         """Empty the prefix cache. Raises EngineDeadError."""
-        await self._call(FlushCache(next(self._numbers)))
+        await self._call(FlushCache)
+
+    async def look(self, look: Look) -> tuple[float, View]:
+        """What the engine shows of itself, and how many seconds that took it. Raises EngineDeadError."""
+        number, shown = self._looks.begin()
+        self._ask(LookAt(number, look))
+        return await shown
 
     async def update_weights(self, model: str, *, is_aborting: bool = False) -> int:
         """Load the weights of `model` while requests go on, and serve them as soon as none is open.
@@ -249,10 +247,8 @@ class AsyncEngineClient:
         for name, entry in list(self._open.items()):
             self._close(name)
             entry.stream.fail(EngineDeadError(str(self._down)))
-        for call in self._calls.values():
-            if not call.done():
-                call.set_exception(EngineDeadError(str(self._down)))
-        self._calls.clear()
+        self._calls.fail(EngineDeadError(str(self._down)))
+        self._looks.fail(EngineDeadError(str(self._down)))
         self._disconnect()
         return self._down
 
@@ -288,7 +284,7 @@ class AsyncEngineClient:
                 else f"{num_tokens} tokens in all prompts: at most {self._max_open_tokens} can be open at once; send fewer"
             )
 
-    def _close(self, request_id: str) -> _OpenRequest | None:
+    def _close(self, request_id: str) -> OpenRequest | None:
         entry = self._open.pop(request_id, None)
         if entry is not None:
             self._num_open_tokens -= entry.num_prompt_tokens
@@ -298,22 +294,24 @@ class AsyncEngineClient:
 
     async def _load_and_switch(self, model: str, *, is_aborting: bool) -> int:
         try:
-            await self._call(LoadWeights(next(self._numbers), model))
+            await self._call(partial(LoadWeights, model=model))
             self._is_switching = True
             num_aborted = self.cancel(None) if is_aborting else 0
             await self._idle.wait()
-            self._info = await self._call(UseWeights(next(self._numbers)))
+            self._info = await self._call(UseWeights)
             return num_aborted
         finally:
             self._update, self._is_switching = None, False
 
-    async def _call(self, message: FlushCache | LoadWeights | UseWeights) -> EngineInfo:
+    async def _call(self, message: Callable[[int], FlushCache | LoadWeights | UseWeights]) -> EngineInfo:
+        number, done = self._calls.begin()
+        self._ask(message(number))
+        return await done
+
+    def _ask(self, message: ToEngine) -> None:
         if self._down is not None:
             raise EngineDeadError(str(self._down))
-        answer: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
-        self._calls[message.number] = answer
         self._send(message)
-        return await answer
 
     def _send(self, message: ToEngine) -> None:
         assert self._socket is not None, "there is an engine"
@@ -359,9 +357,11 @@ class AsyncEngineClient:
                 self.stats = values
                 self._metrics.set_engine_stats(values, time.monotonic())
             case Done(number, info, problem):
-                call = self._calls.pop(number, None)
-                if call is not None and not call.done():
-                    call.set_exception(error_of(problem)) if problem else call.set_result(info)
+                self._calls.answer(number, error_of(problem) if problem else info)
+            case Shown(number, took_s, data, problem):
+                view = decode_view(data)
+                error = error_of(problem) if problem else EngineDeadError("the engine shows nothing")
+                self._looks.answer(number, error if view is None else (took_s, view))
             case Connected():
                 self._forget_folder()
             case Ready(info):

@@ -11,7 +11,9 @@ import torch
 
 from samebit.core.config import EngineConfig
 from samebit.core.errors import InvalidRequestError
+from samebit.core.plan import BatchPlan
 from samebit.core.request import EngineInfo, EngineOutput, Request
+from samebit.engine.cache_view import cache_view, place_of
 from samebit.engine.device import (
     cache_budget,
     capture_graphs,
@@ -29,7 +31,9 @@ from samebit.engine.model_source import resolve_model
 from samebit.engine.output import OutputProcessor
 from samebit.engine.profile import fingerprint, numerics_profile
 from samebit.engine.sizing import size_pools
+from samebit.engine.timeline import Timeline
 from samebit.engine.tokenizer import Tokenizer
+from samebit.engine.views import Look, View
 from samebit.grammar.grammars import Grammars
 from samebit.grammar.vocabulary import Vocabulary
 from samebit.scheduler.scheduler import Scheduler
@@ -75,6 +79,7 @@ class Engine:
         capture_graphs(config, self._runner, loaded, geometry)
         self._outputs = OutputProcessor(self.tokenizer)
         self._totals = {"generation_tokens": 0, "failed_steps": 0, "num_weight_updates": 0}
+        self.timeline = Timeline()
         self._arrived_s: dict[str, float] = {}
         self._queue_times_s: list[float] = []
         profile = numerics_profile(config, kernels)
@@ -107,6 +112,7 @@ class Engine:
         self.scheduler.add(request)
         self._outputs.open(request)
         self._arrived_s[request.request_id] = time.monotonic()
+        self.timeline.arrived(request, self._arrived_s[request.request_id])
 
     def prepare(self, request: Request) -> None:
         """Compile the grammar that `request` asks for, so that `add` need not; in any thread. Raises as `add` does."""
@@ -117,6 +123,7 @@ class Engine:
         """End a request without further output; False if it is not open."""
         self._outputs.close(request_id)
         self._arrived_s.pop(request_id, None)
+        self.timeline.ended(request_id, "abort", None, time.monotonic())
         return self.scheduler.finish(request_id, "abort")
 
     def step(self) -> list[EngineOutput]:
@@ -172,20 +179,28 @@ class Engine:
         return self.info
 
     def _step(self) -> list[EngineOutput]:
+        started_s = time.monotonic()
         plan = self.scheduler.plan()
-        now = time.monotonic()
-        self._queue_times_s += [now - self._arrived_s.pop(name, now) for name in self.scheduler.take_admitted()]
+        self._note_admitted(plan, time.monotonic())
         try:
             output = self._runner.execute(plan)
         except BaseException as error:  # a step is a boundary: its requests end with what went wrong
             _log.exception("step %d failed (%d rows)", plan.step, len(plan.rows))
             self._totals["failed_steps"] += 1
             message = f"step {plan.step} failed: {type(error).__name__}: {error}"
-            failed = [self._outputs.process(progress) for progress in self.scheduler.fail(message)]
+            failed = [self._deliver(progress) for progress in self.scheduler.fail(message)]
             if not isinstance(error, Exception) or is_lost(self._device):
                 raise  # the whole program is to end, or to go on elsewhere
             return failed
-        return [self._deliver(progress) for progress in self.scheduler.commit(output)]
+        gained = self.scheduler.commit(output)
+        self.timeline.step(plan.rows, output.accepted, started_s, time.monotonic())
+        return [self._deliver(progress) for progress in gained]
+
+    def look(self, look: Look) -> View:
+        """What `look` asks to see, as of now."""
+        if look.subject == "requests":
+            return self.timeline.view(look)
+        return cache_view(self.manager, look, self.timeline.place(look), self._config.checkpoint_interval)
 
     def stats(self) -> dict[str, float]:
         """Gauges and totals: requests, use of every pool from 0 to 1, tokens, cache and audit counters."""
@@ -205,10 +220,22 @@ class Engine:
             **self._totals,
         }
 
+    def _note_admitted(self, plan: BatchPlan, now_s: float) -> None:
+        """Note how long the requests waited whose first step `plan` is, and where they attached to the prefix cache."""
+        admitted = self.scheduler.take_admitted()
+        starts = {row.request_id: row.start for row in plan.rows} if admitted else {}
+        for name in admitted:
+            self._queue_times_s.append(now_s - self._arrived_s.pop(name, now_s))
+            request = self.timeline.waiting(name)
+            if request is not None and name in starts:
+                self.timeline.admitted(name, place_of(self.manager, request, starts[name]), now_s)
+
     def _deliver(self, progress: Progress) -> EngineOutput:
         output = self._outputs.process(progress)
         if output.finish_reason is not None and progress.finish_reason is None:
             self.scheduler.finish(output.request_id, output.finish_reason)
+        if output.finish_reason is not None:
+            self.timeline.ended(output.request_id, output.finish_reason, output.cache_miss_reason, time.monotonic())
         self._totals["generation_tokens"] += len(output.token_ids)
         return output
 

@@ -8,6 +8,7 @@ import msgspec
 from samebit.core import errors
 from samebit.core.errors import InvalidRequestError, SamebitError
 from samebit.core.request import EngineInfo, EngineOutput, Request
+from samebit.engine.views import Look, View
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -39,6 +40,13 @@ class UseWeights(msgspec.Struct, frozen=True, tag=True):
     """Serve the weights that were loaded last, once no request is open; answered by Done with the same `number`."""
 
     number: int
+
+
+class LookAt(msgspec.Struct, frozen=True, tag=True):
+    """Show something of the engine; answered by Shown with the same `number`."""
+
+    number: int
+    look: Look
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -86,6 +94,15 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     problem: Problem | None = None
 
 
+class Shown(msgspec.Struct, frozen=True, tag=True):
+    """What was looked at: an encoded View, or a problem. The engine spent `took_s` on it."""
+
+    number: int
+    took_s: float
+    view: msgspec.Raw
+    problem: Problem | None = None
+
+
 class Connected(msgspec.Struct, frozen=True, tag=True):
     """The first message: from now on nobody needs the socket's file."""
 
@@ -104,12 +121,13 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     values: dict[str, float]
 
 
-ToEngine = Submit | Abort | FlushCache | LoadWeights | UseWeights | Shutdown
-FromEngine = Connected | Ready | Fatal | Outputs | Rejected | Done | Times | Stats
+ToEngine = Submit | Abort | FlushCache | LoadWeights | UseWeights | LookAt | Shutdown
+FromEngine = Connected | Ready | Fatal | Outputs | Rejected | Done | Shown | Times | Stats
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+_view: msgspec.msgpack.Decoder[View | None] = msgspec.msgpack.Decoder(View | None)
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:
@@ -125,6 +143,16 @@ def decode_to_engine(data: bytes) -> ToEngine:
 def decode_from_engine(data: bytes) -> FromEngine:
     """A message that the HTTP process received."""
     return _from_engine.decode(data)
+
+
+def encode_view(view: View | None) -> msgspec.Raw:
+    """A view as part of a message."""
+    return msgspec.Raw(_encoder.encode(view))
+
+
+def decode_view(data: msgspec.Raw) -> View | None:
+    """What `encode_view` was given."""
+    return _view.decode(data)
 
 
 def problem_of(error: BaseException) -> Problem:

@@ -30,9 +30,11 @@ from samebit.engine.messages import (
     FlushCache,
     FromEngine,
     LoadWeights,
+    LookAt,
     Outputs,
     Ready,
     Rejected,
+    Shown,
     Shutdown,
     Stats,
     Submit,
@@ -40,9 +42,11 @@ from samebit.engine.messages import (
     UseWeights,
     decode_to_engine,
     encode,
+    encode_view,
     problem_of,
 )
 from samebit.engine.preparation import Preparation
+from samebit.engine.views import Look
 
 if TYPE_CHECKING:
     from samebit.engine.engine import Engine
@@ -152,6 +156,8 @@ class EngineLoop:
                     self._load(number, model)
                 case UseWeights() as use:
                     self._uses.append(use)
+                case LookAt(number, look):
+                    self._show(number, look)
                 case Shutdown():
                     self._is_stopped = True
 
@@ -164,6 +170,16 @@ class EngineLoop:
             _log.exception("request %s could not be added", request.request_id)
             self._engine.abort(request.request_id)
             self._send(Rejected(request.request_id, problem_of(error)))
+
+    def _show(self, number: int, look: Look) -> None:
+        """Answer a look; whatever comes of it, the requests go on."""
+        started_s, view, problem = time.perf_counter(), encode_view(None), None
+        try:
+            view = encode_view(self._engine.look(look))
+        except Exception as error:  # noqa: BLE001 - nobody's answer depends on it
+            _log.exception("the engine could not be looked at")
+            problem = problem_of(error)
+        self._send(Shown(number, time.perf_counter() - started_s, view, problem))
 
     def _load(self, number: int, model: str) -> None:
         """Begin to load other weights. Requests go on meanwhile, and nothing has changed if it fails."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -68,6 +69,20 @@ class OutputStream:
         if output.finish_reason is not None:
             self._unfinished.discard(request_id)
         return output
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """What the client remembers of a request while it is open. `stream`: who reads its outputs; `answer_id`: what `cancel` knows it by."""
+
+    stream: OutputStream
+    arrived_s: float
+    num_prompt_tokens: int
+    answer_id: str
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    num_tokens: int = 0
+    last: EngineOutput | None = None
 
 
 def merge(outputs: Sequence[EngineOutput]) -> EngineOutput:

@@ -156,7 +156,9 @@ class StateManager:
         return PendingCheckpoint(CheckpointEntry(row, boundary, snapshot, tag), kind)
 
     def resume_entry(self, state: SequenceState, row: int) -> CheckpointEntry:
-        """The entry that has the pages below a resumed length compared again."""
+        """The entry that has the pages below a resumed length compared again: the resume is about to happen."""
+        if state.resume is not None:
+            state.resume.num_hits += 1
         return CheckpointEntry(row, state.length, NO_SNAPSHOT, 0)
 
     def publish(self, state: SequenceState, tokens: list[int], pending: PendingCheckpoint) -> None:
@@ -309,8 +311,6 @@ class StateManager:
         snapshots = [c.snapshot for c in self.tree.checkpoints] + [p.entry.snapshot for p in pending]
         assert sorted(self.snapshots.references()) == sorted(snapshots), "snapshots: references differ from holders"
         assert sorted(self.slots.references()) == sorted(s.slot for s in live), "slots: references differ from holders"
-
-    # Helpers
 
     def _full_group(self) -> int | None:
         groups = self.geometry.layout.groups

@@ -44,6 +44,7 @@ class Checkpoint:
     windows: dict[int, list[HeldPage]]
     last_used: int = 0
     pins: int = 0
+    num_hits: int = 0
 
     @property
     def boundary(self) -> int:
@@ -51,7 +52,7 @@ class Checkpoint:
         return self.node.num_tokens
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Node:
     """One page of tokens; `page` is None where the model has no full-attention group. Only a root has a `namespace`."""
 
@@ -168,6 +169,10 @@ class PrefixTree:
             return (not spare, checkpoint.last_used)
 
         return iter(sorted((c for c in self._checkpoints.values() if not c.pins), key=value))
+
+    def roots(self) -> list[Node]:
+        """The root of each namespace."""
+        return list(self._roots.values())
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots."""

@@ -1,0 +1,233 @@
+"""How the latest requests came about: when they arrived, what each step did for them, how they ended. Knows numbers, no text.
+
+Kept for every request while it is open, and for as many that have ended as fit the limits. A step costs a few numbers a row.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from samebit.core.plan import PlanRow
+from samebit.core.request import Request
+from samebit.engine.cache_view import Place, label_of
+from samebit.engine.views import Attachment, Kind, Look, RequestsView, RequestView, StepView
+from samebit.state.prefix_tree import Node
+
+MAX_ENDED = 128
+MAX_ROWS = 1 << 16
+MAX_SHOWN = 64
+_FIELDS = 6
+
+
+@dataclass(slots=True)
+class _Record:
+    """One request. `rows` holds `_FIELDS` numbers a step: start, end, first position, tokens, guesses, accepted ones.
+
+    `request` is let go when it is admitted; nodes are only looked at while the cache has them. `joined`: what was shown last, of so
+    many numbers.
+    """
+
+    request: Request | None
+    name: str
+    salt: str
+    num_prompt: int
+    arrived_s: float
+    rows: array[float] = field(default_factory=lambda: array("d"))
+    admitted_s: float | None = None
+    ended_s: float | None = None
+    finish_reason: str | None = None
+    miss_reason: str | None = None
+    attachment: Attachment | None = None
+    attached: weakref.ref[Node] | None = None
+    matched: weakref.ref[Node] | None = None
+    joined: tuple[int, list[StepView]] | None = None
+
+
+class Timeline:
+    """Owner of what is remembered of requests. Times are of `time.monotonic`."""
+
+    def __init__(self) -> None:
+        self._records: OrderedDict[str, _Record] = OrderedDict()
+        self._num_open = 0
+        self._num_rows = 0
+        self._epoch_s = time.time() - time.monotonic()
+
+    def arrived(self, request: Request, now_s: float) -> None:
+        """A request was taken on."""
+        name = request.request_id
+        self._drop(name)
+        self._records[name] = _Record(request, name, request.cache_salt, len(request.prompt_token_ids), now_s)
+        self._num_open += 1
+        self._forget()
+
+    def waiting(self, name: str) -> Request | None:
+        """The request of that name, if it has not been admitted yet."""
+        record = self._records.get(name)
+        return None if record is None else record.request
+
+    def admitted(self, name: str, place: Place, now_s: float) -> None:
+        """A request's first step begins, at that place of the cache."""
+        record = self._records.get(name)
+        if record is not None:
+            record.request, record.admitted_s, record.attachment = None, now_s, place.attachment
+            record.attached = None if place.attached is None else weakref.ref(place.attached)
+            record.matched = None if place.matched is None else weakref.ref(place.matched)
+
+    def step(self, rows: Sequence[PlanRow], accepted: Sequence[int], start_s: float, end_s: float) -> None:
+        """A step did `rows`, and so many of each one's guesses were accepted."""
+        records = self._records
+        for row, count in zip(rows, accepted, strict=True):
+            record = records.get(row.request_id)
+            if record is not None:
+                record.rows.extend((start_s, end_s, row.start, row.num_tokens, row.num_drafts, count))
+                self._num_rows += 1
+
+    def ended(self, name: str, reason: str, miss_reason: str | None, now_s: float) -> None:
+        """A request is over."""
+        record = self._records.get(name)
+        if record is not None and record.ended_s is None:
+            record.request, record.ended_s = None, now_s
+            record.finish_reason, record.miss_reason = reason, miss_reason
+            self._num_open -= 1
+
+    def view(self, look: Look) -> RequestsView:
+        """The latest requests that `look` may see, or those of the name it gives, with each of their steps."""
+        if look.name is not None:
+            return RequestsView(requests=[self._view(record, is_whole=True) for record in self._named(look.name)])
+        visible = [record for record in self._records.values() if _may_see(look, record)]
+        shown = [self._view(record, is_whole=False) for record in visible[-MAX_SHOWN:]]
+        return RequestsView(requests=shown, num_hidden=len(self._records) - len(visible))
+
+    def place(self, look: Look) -> Place | None:
+        """Where the request that `look` names attached, or the latest admitted one that it may see."""
+        named = self._records.values() if look.name is None else self._named(look.name)
+        for record in reversed(list(named)):
+            if record.attachment is not None and (look.name is not None or _may_see(look, record)):
+                return Place(record.attachment, _alive(record.attached), _alive(record.matched))
+        return None
+
+    def _named(self, name: str) -> list[_Record]:
+        """The requests of an answer, which are called by its id and a number, or the one with that label."""
+        return [r for r in self._records.values() if name in (r.name.rpartition("-")[0], label_of(r.name))]
+
+    def _view(self, record: _Record, *, is_whole: bool) -> RequestView:
+        steps = list(_steps(record, is_whole=True)) if is_whole else self._joined(record)
+        arrived_s = record.arrived_s
+        return RequestView(
+            label=label_of(record.name),
+            tenant=label_of(record.salt),
+            arrived_s=round(self._epoch_s + arrived_s, 6),
+            admitted_s=_since(arrived_s, record.admitted_s),
+            ended_s=_since(arrived_s, record.ended_s),
+            num_prompt_tokens=record.num_prompt,
+            num_cached_tokens=record.attachment.num_attached if record.attachment else 0,
+            num_drawn_tokens=sum(step.num_drawn for step in steps),
+            finish_reason=record.finish_reason,
+            miss_reason=record.miss_reason,
+            attachment=record.attachment,
+            steps=steps,
+        )
+
+    def _joined(self, record: _Record) -> list[StepView]:
+        if record.joined is None or record.joined[0] < len(record.rows):
+            record.joined = len(record.rows), list(_steps(record, is_whole=False))
+        return record.joined[1]
+
+    def _forget(self) -> None:
+        """Let go of the oldest requests that have ended, while there are too many or they hold too much."""
+        while len(self._records) - self._num_open > MAX_ENDED or self._num_rows > MAX_ROWS:
+            oldest = next((record for record in self._records.values() if record.ended_s is not None), None)
+            if oldest is None:
+                return
+            self._drop(oldest.name)
+
+    def _drop(self, name: str) -> None:
+        record = self._records.pop(name, None)
+        if record is not None:
+            self._num_rows -= len(record.rows) // _FIELDS
+            self._num_open -= record.ended_s is None
+
+
+def _steps(record: _Record, *, is_whole: bool) -> Iterator[StepView]:
+    """The steps of a request; unless `is_whole`, decoding that was never interrupted is one, guesses verified or not.
+
+    A row draws if it reaches the last token that was known, and then one more than is accepted.
+    """
+    known, end_before, held = record.num_prompt, 0, list[_Sums]()
+    for start_s, end_s, *counts in zip(*[iter(record.rows)] * _FIELDS, strict=True):
+        first, num_tokens, num_drafts, num_accepted = map(int, counts)
+        end = first + num_tokens - num_drafts
+        num_drawn = num_accepted + 1 if num_tokens and end >= known else 0
+        known += num_drawn
+        is_drawing = num_drawn > 0 and end - first == 1
+        if held and (is_whole or not is_drawing or first < end_before):
+            yield held.pop().view(record.arrived_s)
+        end_before = end
+        if not is_drawing:
+            kind: Kind = "prefill" if num_tokens else "publish"
+            yield _Sums(kind, start_s, end_s, first, num_tokens, num_drafts, num_accepted, num_drawn).view(
+                record.arrived_s
+            )
+        elif held:
+            held[0].add(end_s, num_tokens, num_drafts, num_accepted)
+        else:
+            kind = "verify" if num_drafts else "decode"
+            held = [_Sums(kind, start_s, end_s, first, num_tokens, num_drafts, num_accepted, num_drawn)]
+    for last in held:
+        yield last.view(record.arrived_s)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """A step in the making, or several of one request in a row."""
+
+    kind: Kind
+    start_s: float
+    end_s: float
+    first: int
+    num_tokens: int
+    num_drafts: int
+    num_accepted: int
+    num_drawn: int
+    num_steps: int = 1
+
+    def add(self, end_s: float, num_tokens: int, num_drafts: int, num_accepted: int) -> None:
+        """Take in the next step, which draws."""
+        self.kind = "verify" if num_drafts else self.kind
+        self.end_s = end_s
+        self.num_tokens += num_tokens
+        self.num_drafts += num_drafts
+        self.num_accepted += num_accepted
+        self.num_drawn += num_accepted + 1
+        self.num_steps += 1
+
+    def view(self, arrived_s: float) -> StepView:
+        """The same for those who ask."""
+        return StepView(
+            kind=self.kind,
+            start_s=round(self.start_s - arrived_s, 6),
+            end_s=round(self.end_s - arrived_s, 6),
+            first=self.first,
+            num_tokens=self.num_tokens,
+            num_drafts=self.num_drafts,
+            num_accepted=self.num_accepted,
+            num_drawn=self.num_drawn,
+            num_steps=self.num_steps,
+        )
+
+
+def _may_see(look: Look, record: _Record) -> bool:
+    return look.is_admin or not record.salt or record.salt == look.salt
+
+
+def _since(start_s: float, moment_s: float | None) -> float | None:
+    return None if moment_s is None else round(moment_s - start_s, 6)
+
+
+def _alive(node: weakref.ref[Node] | None) -> Node | None:
+    return None if node is None else node()
