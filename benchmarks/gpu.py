@@ -65,6 +65,7 @@ def main() -> None:
     }
     compare(llm, str(args.model), settings)
     record["floors"] = {"copy_bytes_per_s": copy_rate(), "product_operations_per_s": product_rate()}
+    print(json.dumps(record["floors"]), flush=True)
     rng = random.Random(0)
     for batch in BATCHES:
         record[f"decode, batch {batch}"] = found = decode(llm, rng, batch, args.rounds, profile=args.profile)
@@ -162,7 +163,8 @@ def decode(llm: LLM, rng: random.Random, batch: int, rounds: int, *, profile: bo
             names = [f"{batch}-{number}-{i}" for i in range(batch)]
             params = SamplingParams(max_tokens=1024, **GREEDY)
             for i, name in enumerate(names):
-                engine.add(Request(name, random_prompt(rng, llm, CONTEXT), params, seed=i))
+                prompt = random_prompt(rng, llm, CONTEXT)
+                engine.add(Request(request_id=name, prompt_token_ids=prompt, params=params, seed=i))
             while watched.bucket is None or watched.bucket.tokens != batch:
                 engine.step()
             times = []
