@@ -1,7 +1,8 @@
 """The contract of one step: `BatchPlan` in, `StepOutput` back. Plain integers, the same on every rank.
 
 A step is plan -> execute -> commit. Nothing else crosses between the scheduler and a runner. There is one row shape,
-`(sequence, first position, number of tokens)`; prefill, decode and publication differ only in their numbers.
+`(sequence, first position, number of tokens)`; prefill, decode and publication differ only in their numbers. What there are many of
+in a step takes no part in garbage collection (`gc=False`): nothing in it refers back.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def draft_tag(step: int, owner: int) -> int:
     return owner_tag(step, owner ^ (1 << 60))
 
 
-class PlanRow(msgspec.Struct, frozen=True, array_like=True):
+class PlanRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One sequence's share of a step: tokens at positions `start .. start + num_tokens - 1`.
 
     `token_ids` has `num_tokens` ids, or is empty where the device continues from its own words for the slot (length,
@@ -72,7 +73,7 @@ class PlanRow(msgspec.Struct, frozen=True, array_like=True):
     num_drafts: int = 0
 
 
-class PageDelta(msgspec.Struct, frozen=True, array_like=True):
+class PageDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Page `page` (with the stamp its last row must carry; 0: not complete) becomes entry `index` of a slot's table."""
 
     group: int
@@ -82,7 +83,7 @@ class PageDelta(msgspec.Struct, frozen=True, array_like=True):
     stamp: int = 0
 
 
-class CheckpointEntry(msgspec.Struct, frozen=True, array_like=True):
+class CheckpointEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The K-1 conv inputs before `boundary` of batch row `row` go to `snapshot`, tagged `tag`, in every stream.
 
     With NO_SNAPSHOT nothing is kept and only the pages below `boundary` are compared: that is how a resume is verified.
@@ -94,7 +95,7 @@ class CheckpointEntry(msgspec.Struct, frozen=True, array_like=True):
     tag: int
 
 
-class LogitEdits(msgspec.Struct, frozen=True, array_like=True):
+class LogitEdits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Before a draw the logit x of each of `token_ids` becomes (x / penalty if x > 0 else x * penalty) + shift, in fp32.
 
     Penalties and shifts, one for each token, are rounded to fp32 first. No token is named twice; a shift of BANNED_LOGIT bans one.
@@ -108,7 +109,7 @@ class LogitEdits(msgspec.Struct, frozen=True, array_like=True):
     allowed: bytes = b""
 
 
-class PlanSample(msgspec.Struct, frozen=True, array_like=True):
+class PlanSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One logits row: the token after token `offset` of batch row `row` is drawn, or `target` is scored (prompt logprobs).
 
     A batch row with drafts draws after the token before them and after each of them, in order.
@@ -128,7 +129,7 @@ class PlanSample(msgspec.Struct, frozen=True, array_like=True):
     edits: LogitEdits = LogitEdits()
 
 
-class PlanDraft(msgspec.Struct, frozen=True, array_like=True):
+class PlanDraft(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The tokens behind what batch row `row` draws are to be guessed; its positions below `limit` exist and have pages."""
 
     row: int
@@ -162,7 +163,7 @@ class BatchPlan(msgspec.Struct, frozen=True, array_like=True):
         return sum(row.num_tokens for row in self.rows)
 
 
-class SampleOutput(msgspec.Struct, frozen=True, array_like=True):
+class SampleOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The drawn (or scored) token of one logits row. `is_finite` is false when any logit was NaN or infinite."""
 
     token_id: int

@@ -191,7 +191,7 @@ class Logprob(msgspec.Struct, frozen=True, array_like=True):
     decoded_token: str
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The chosen token with its logprob and rank, and the most likely tokens in descending order, ties by lower id."""
 
     token_id: int
@@ -201,7 +201,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
-class SpeculationCounts(msgspec.Struct, frozen=True):
+class SpeculationCounts(msgspec.Struct, frozen=True, gc=False):
     """How a request's guesses fared. `num_drafts`: rows of guesses that were verified; `num_draft_tokens`: guesses in them.
 
     `accepted_per_position[i]`: how often the i-th guess of a row was accepted and became part of the answer; positions
@@ -235,7 +235,7 @@ class SpeculationCounts(msgspec.Struct, frozen=True):
         )
 
 
-class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
+class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a request gained in one step. Text, token ids and logprobs always describe the same tokens, up to the stop.
 
     `text` may lag behind `token_ids` while bytes of a character or the start of a stop string are held back; with

@@ -9,7 +9,7 @@ import msgspec
 
 from samebit.core.plan import LogitEdits
 from samebit.core.request import FinishReason, MissReason, Request, SpeculationCounts, TokenLogprobs
-from samebit.grammar.matcher import Matcher, without
+from samebit.grammar.matcher import Matcher, is_empty, without
 from samebit.scheduler.drafts import AcceptanceEstimate
 from samebit.scheduler.edits import LogitRules, banning
 from samebit.speculative.host import Proposer
@@ -25,7 +25,7 @@ class Status(Enum):
     DONE = auto()
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class Progress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one request gained from a step."""
 
     request_id: str
@@ -104,7 +104,7 @@ class Sequence:
         edits = LogitEdits()
         if self.rules is not None:
             edits = self.rules.edits(guesses)
-        return msgspec.structs.replace(edits, allowed=left if any(left) else mask)
+        return msgspec.structs.replace(edits, allowed=mask if is_empty(left) else left)
 
     @property
     def failure(self) -> str | None:
