@@ -74,7 +74,7 @@ class Matcher:
             if not is_allowed(self._masks[-1], token_id) or not scout.consume_token(token_id):
                 break
             mask = self._mask(scout)
-            if scout.is_error() or not any(mask):
+            if scout.is_error() or is_empty(mask):
                 break
             self._masks.append(mask)
         self._counts.mask_s += time.perf_counter() - begin
@@ -86,7 +86,7 @@ class Matcher:
         self._guesses, self._masks = [], [mask]
         if self._matcher.is_error():
             self.error = reason_of(self._matcher.get_error())
-        elif not any(mask):
+        elif is_empty(mask):
             self.is_over = self._matcher.is_accepting()
             self.error = None if self.is_over else "no token is allowed"
         self._counts.mask_s += time.perf_counter() - begin
@@ -98,6 +98,11 @@ class Matcher:
         place, bit = divmod(self._vocab_size, 8)
         size = -(-self._vocab_size // 32) * 4
         return without(mask, [self._vocab_size])[:size] if mask[place] >> bit & 1 else mask[:size]
+
+
+def is_empty(mask: bytes) -> bool:
+    """Whether a mask allows no token."""
+    return mask == bytes(len(mask))
 
 
 def is_allowed(mask: bytes, token_id: int) -> bool:
