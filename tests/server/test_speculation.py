@@ -6,7 +6,7 @@ import pytest
 
 from tests.server.driver import COMMAND, events_of, running
 
-PROMPT = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\ndef mul(a, b):\n"
+PROMPT = "import os\nimport sys\nimport re\n\nimport os\nimport sys\n"
 ASK = {"temperature": 0, "max_tokens": 24, "logprobs": 1, "return_spec_tokens_details": True}
 
 
