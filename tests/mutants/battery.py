@@ -24,6 +24,7 @@ from tests.hash.cold import greedy
 from tests.hash.fuzzer import SHARED, VOCAB, World
 from tests.hash.oracle import cold_model
 from tests.mutants import worlds
+from tests.mutants.grammars import check_grammars
 from tests.mutants.losses import check_losses
 from tests.mutants.worlds import (
     MIXED,
@@ -357,6 +358,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "losses": check_losses,
     "guesses": check_guesses,
     "drafter": check_drafter,
+    "grammars": check_grammars,
     "graphs": check_graphs,
     "weights": check_weights,
     "text": check_text,

@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.mutants.cache_faults import CACHE_MUTANTS
 from tests.mutants.drafter_faults import DRAFTER_MUTANTS
 from tests.mutants.edits import Mutant
+from tests.mutants.grammar_faults import GRAMMAR_MUTANTS
 from tests.mutants.id_faults import ID_MUTANTS
 from tests.mutants.schedule_faults import SCHEDULE_MUTANTS, TEXT_MUTANTS
 from tests.mutants.speculation_faults import SPECULATION_MUTANTS
@@ -23,6 +24,7 @@ GROUPS = {
     "Planning, committing and preemption": SCHEDULE_MUTANTS,
     "Guesses": SPECULATION_MUTANTS,
     "Drafters on the device": DRAFTER_MUTANTS,
+    "Grammars": GRAMMAR_MUTANTS,
     "Text": TEXT_MUTANTS,
 }
 REPOSITORIES = {
