@@ -178,8 +178,8 @@ TEXT_MUTANTS = [
         (
             edit(
                 OUTPUT + "open",
-                "_OpenRequest(request, detokenizer)",
-                "_OpenRequest(request, next(iter(self._open.values())).detokenizer if self._open else detokenizer)",
+                "_OpenRequest(request, detokenizer, parser)",
+                "_OpenRequest(request, next(iter(self._open.values())).detokenizer if self._open else detokenizer, parser)",
             ),
         ),
         "text",
