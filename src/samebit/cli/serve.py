@@ -88,6 +88,7 @@ AllowedOrigins = Annotated[
 AllowedHosts = Annotated[
     str, typer.Option("--allowed-hosts", help="Names of this server besides localhost, with commas; *: any.")
 ]
+HasPage = Annotated[bool, typer.Option("--ui/--no-ui", help="A page at / that shows what the server does.")]
 MaxBody = Annotated[int, typer.Option("--max-body-bytes", help="Largest request body.", min=1)]
 LogLevel = Annotated[str, typer.Option("--log-level", help=", ".join(LOG_LEVELS), callback=_known_level)]
 
@@ -132,6 +133,7 @@ def serve(
     admin_api_key: AdminKey = None,
     allowed_origins: AllowedOrigins = "",
     allowed_hosts: AllowedHosts = "",
+    ui: HasPage = True,
     log_level: LogLevel = "warning",
 ) -> None:
     """Serve MODEL over an OpenAI-compatible HTTP API. Flags of sglang's and vLLM's servers are taken, too."""
@@ -152,6 +154,7 @@ def serve(
         "admin_api_key": admin_api_key,
         "allowed_origins": _listed(allowed_origins),
         "allowed_hosts": _listed(allowed_hosts),
+        "has_page": ui,
         "seed": seed,
         "log_level": log_level,
     }

@@ -13,6 +13,7 @@ from samebit.server.openapi import with_schemas
 from samebit.server.origins import OriginCheck
 from samebit.server.routes_openai import OpenAIRoutes
 from samebit.server.routes_operations import OperationsRoutes, installed_version
+from samebit.server.routes_ui import PageRoutes, page_files
 from samebit.server.service import Service
 from samebit.server.transport import ClientGoneError
 
@@ -22,7 +23,11 @@ _CLIENT_CLOSED_REQUEST = 499
 def create_app(service: Service) -> FastAPI:
     """The application around `service`."""
     app = FastAPI(title="samebit", version=installed_version(), docs_url=None, redoc_url=None)
-    for route in (*OpenAIRoutes(service).routes(), *OperationsRoutes(service).routes()):
+    page = page_files() if service.has_page else {}
+    for path, answer in page.items():
+        app.add_api_route(path, answer, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
+    page_routes = PageRoutes(service).routes() if service.has_page else []
+    for route in (*OpenAIRoutes(service).routes(), *OperationsRoutes(service).routes(), *page_routes):
         app.add_api_route(
             route.path,
             route.handler,
@@ -34,7 +39,7 @@ def create_app(service: Service) -> FastAPI:
         )
         if route.method == "GET":
             app.add_api_route(route.path, route.handler, methods=["HEAD"], response_model=None, include_in_schema=False)
-    app.add_middleware(KeyCheck, keys=service.keys)
+    app.add_middleware(KeyCheck, keys=service.keys, open_paths=page)
     # The outermost: a browser asks whether it may ask before it sends a key.
     app.add_middleware(OriginCheck, origins=service.origins)
     for kind in (SamebitError, HTTPException, ClientGoneError, Exception):

@@ -1,6 +1,7 @@
 """Who may ask: API keys, and one for administration. Knows headers and paths, no endpoint's work."""
 
 import hmac
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,11 +54,12 @@ def read_keys(path: Path) -> list[str]:
 
 
 class KeyCheck:
-    """Turns away what has no key, before its body is read."""
+    """Turns away what has no key, before its body is read; but for `open_paths`, which hold nothing of anyone."""
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, open_paths: Collection[str] = ()) -> None:
         self._app = app
         self._keys = keys
+        self._open_paths = frozenset((*_OPEN_PATHS, *open_paths))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401, or hand on."""
@@ -65,7 +67,7 @@ class KeyCheck:
             await self._app(scope, receive, send)
             return
         is_allowed, is_admin = self._keys.allows(_bearer(Headers(scope=scope).get("authorization")))
-        if not is_allowed and scope["path"] not in _OPEN_PATHS:
+        if not is_allowed and scope["path"] not in self._open_paths:
             response = error_response(HttpError(401, "a valid API key is needed", code="invalid_api_key"))
             response.headers["WWW-Authenticate"] = "Bearer"
             response.headers["Connection"] = "close"
@@ -74,9 +76,14 @@ class KeyCheck:
         await self._app({**scope, _IS_ADMIN: is_admin}, receive, send)
 
 
+def is_admin(request: Request) -> bool:
+    """Whether the request may administrate."""
+    return bool(request.scope[_IS_ADMIN])
+
+
 def check_admin(request: Request) -> None:
     """Raise HttpError 403 unless the request may administrate."""
-    if not request.scope[_IS_ADMIN]:
+    if not is_admin(request):
         raise HttpError(403, "this needs the admin key (--admin-api-key)", code="admin_key_needed")
 
 

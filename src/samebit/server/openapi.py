@@ -6,13 +6,15 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
-from samebit.server import operations_models, response_models
+from samebit.engine.views import CacheView, RequestsView
+from samebit.server import operations_models, response_models, ui_models
 from samebit.server.body import NEUTRAL
 from samebit.server.operations_models import AbortBody, WeightsBody
 from samebit.server.request_models import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from samebit.server.response_models import ErrorBody
 from samebit.server.responses_body import ResponsesBody
 from samebit.server.responses_models import ResponseObject
+from samebit.server.ui_models import LookBody
 
 _REF = "#/components/schemas/{name}"
 _REQUEST_MODELS: tuple[type[BaseModel], ...] = (
@@ -20,6 +22,7 @@ _REQUEST_MODELS: tuple[type[BaseModel], ...] = (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    LookBody,
     ResponsesBody,
     TokenizeBody,
     WeightsBody,
@@ -41,6 +44,10 @@ _RESPONSE_MODELS = (
     response_models.Status,
     response_models.Tokenized,
     response_models.Version,
+    ui_models.Dashboard,
+    ui_models.Trace,
+    CacheView,
+    RequestsView,
     ResponseObject,
 )
 _ERRORS = {

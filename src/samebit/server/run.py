@@ -43,7 +43,7 @@ class ServeOptions:
     `max_queued_tokens`: of the prompts of all open requests. `max_engine_restarts`: within ten minutes.
     `sse_ping_interval_s`: see Service. `metrics_compat`: "sglang", "vllm". Keys are also taken from the environment.
     `allowed_origins`, `allowed_hosts`: see Origins; hosts count only where a page could do anything without a key.
-    `seed` begins the stream of seeds for requests without one (None: they cannot be foreseen).
+    `has_page`: there is a page at `/`. `seed` begins the stream of seeds for requests without one (None: they cannot be foreseen).
     """
 
     host: str = "127.0.0.1"
@@ -61,6 +61,7 @@ class ServeOptions:
     admin_api_key: str | None = None
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
+    has_page: bool = True
     seed: int | None = None
     log_level: str = "warning"
     engine_class: str = ENGINE_CLASS
@@ -153,6 +154,7 @@ class _Run:
                     keys=keys,
                     origins=origins,
                     ping_interval_s=options.sse_ping_interval_s,
+                    has_page=options.has_page,
                 )
                 async with self._http_server(service, listener):
                     self._is_serving = True

@@ -44,7 +44,7 @@ class Traffic:
 class Service:
     """What the handlers need; owner of nothing. `started` is in seconds since 1970.
 
-    `ping_interval_s`: a stream that has had nothing to tell for so long gets a comment (0: never).
+    `ping_interval_s`: a stream that has had nothing to tell for so long gets a comment (0: never). `has_page`: there is a page at `/`.
     """
 
     client: AsyncEngineClient
@@ -57,6 +57,7 @@ class Service:
     keys: Keys = field(default_factory=Keys)
     origins: Origins = field(default_factory=Origins)
     ping_interval_s: float = 0.0
+    has_page: bool = True
 
     def check_open(self) -> None:
         """Raise DrainingError if nothing new is taken."""
