@@ -194,3 +194,35 @@ def test_an_answer_is_found_by_its_id_or_by_its_label():
     assert [one.label for one in found] == [label_of("x-0"), label_of("x-1")]
     (by_label,) = timeline.view(Look(subject="requests", is_admin=False, name=label_of("y-0"))).requests
     assert by_label.label == label_of("y-0")
+
+
+def draws(timeline, names, numbers):
+    for name in names:
+        timeline.arrived(request(name, range(10)), 0.0)
+        timeline.step([row(name, 0, 10)], [0], 0.0, 0.1)
+        for number in numbers:
+            timeline.step([row(name, 10 + number, 1)], [0], number + 1.0, number + 1.5)
+
+
+def test_steps_that_were_looked_at_as_they_came_are_those_seen_at_once():
+    watched, unwatched = Timeline(), Timeline()
+    look = Look(subject="requests", is_admin=True)
+    for timeline in (watched, unwatched):
+        draws(timeline, ["a-0"], range(3))
+        if timeline is watched:
+            timeline.view(look)
+        for number in range(3, 9):
+            timeline.step([row("a-0", 10 + number, 1)], [0], number + 1.0, number + 1.5)
+            if timeline is watched:
+                timeline.view(look)
+    assert watched.view(look).requests[0].steps == unwatched.view(look).requests[0].steps
+    assert [step.num_steps for step in watched.view(look).requests[0].steps] == [1, 9]
+
+
+def test_a_look_takes_in_a_bounded_number_of_steps_and_the_next_one_goes_on(monkeypatch):
+    monkeypatch.setattr(times, "MAX_NEW_ROWS", 8)
+    timeline = Timeline()
+    draws(timeline, ["a-0", "b-0"], range(9))
+    look = Look(subject="requests", is_admin=True)
+    seen = [sum(s.num_steps for one in timeline.view(look).requests for s in one.steps) for _ in range(4)]
+    assert seen == [8, 16, 20, 20]

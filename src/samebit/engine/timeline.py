@@ -9,7 +9,7 @@ import time
 import weakref
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from samebit.core.plan import PlanRow
@@ -21,15 +21,17 @@ from samebit.state.prefix_tree import Node
 MAX_ENDED = 128
 MAX_ROWS = 1 << 16
 MAX_SHOWN = 64
+MAX_NEW_ROWS = 1 << 13
 _FIELDS = 6
+_EPOCH_S = time.time() - time.monotonic()
 
 
 @dataclass(slots=True)
 class _Record:
     """One request. `rows` holds `_FIELDS` numbers a step: start, end, first position, tokens, guesses, accepted ones.
 
-    `request` is let go when it is admitted; nodes are only looked at while the cache has them. `joined`: what was shown last, of so
-    many numbers.
+    `request` is let go when it is admitted; nodes are only looked at while the cache has them. `fold`: what was
+    made of `rows` for those who looked.
     """
 
     request: Request | None
@@ -45,7 +47,7 @@ class _Record:
     attachment: Attachment | None = None
     attached: weakref.ref[Node] | None = None
     matched: weakref.ref[Node] | None = None
-    joined: tuple[int, list[StepView]] | None = None
+    fold: _Fold | None = None
 
 
 class Timeline:
@@ -55,7 +57,6 @@ class Timeline:
         self._records: OrderedDict[str, _Record] = OrderedDict()
         self._num_open = 0
         self._num_rows = 0
-        self._epoch_s = time.time() - time.monotonic()
 
     def arrived(self, request: Request, now_s: float) -> None:
         """A request was taken on."""
@@ -96,12 +97,22 @@ class Timeline:
             self._num_open -= 1
 
     def view(self, look: Look) -> RequestsView:
-        """The latest requests that `look` may see, or those of the name it gives, with each of their steps."""
+        """The latest requests that `look` may see, or those of the name it gives, with each of their steps.
+
+        Nobody who looks holds the engine up for long: of many new steps some are left for the next look.
+        """
         if look.name is not None:
-            return RequestsView(requests=[self._view(record, is_whole=True) for record in self._named(look.name)])
+            return RequestsView(requests=[_view(record, _whole(record)) for record in self._named(look.name)])
         visible = [record for record in self._records.values() if _may_see(look, record)]
-        shown = [self._view(record, is_whole=False) for record in visible[-MAX_SHOWN:]]
-        return RequestsView(requests=shown, num_hidden=len(self._records) - len(visible))
+        shown, room = visible[-MAX_SHOWN:], MAX_NEW_ROWS
+        folds: list[_Fold] = []
+        for record in reversed(shown):
+            if record.fold is None:
+                record.fold = _Fold(record.arrived_s, record.num_prompt, is_whole=False)
+            room -= record.fold.take(record.rows, room)
+            folds.append(record.fold)
+        requests = [_view(record, fold) for record, fold in zip(shown, reversed(folds), strict=True)]
+        return RequestsView(requests=requests, num_hidden=len(self._records) - len(visible))
 
     def place(self, look: Look) -> Place | None:
         """Where the request that `look` names attached, or the latest admitted one that it may see."""
@@ -114,29 +125,6 @@ class Timeline:
     def _named(self, name: str) -> list[_Record]:
         """The requests of an answer, which are called by its id and a number, or the one with that label."""
         return [r for r in self._records.values() if name in (r.name.rpartition("-")[0], label_of(r.name))]
-
-    def _view(self, record: _Record, *, is_whole: bool) -> RequestView:
-        steps = list(_steps(record, is_whole=True)) if is_whole else self._joined(record)
-        arrived_s = record.arrived_s
-        return RequestView(
-            label=label_of(record.name),
-            tenant=label_of(record.salt),
-            arrived_s=round(self._epoch_s + arrived_s, 6),
-            admitted_s=_since(arrived_s, record.admitted_s),
-            ended_s=_since(arrived_s, record.ended_s),
-            num_prompt_tokens=record.num_prompt,
-            num_cached_tokens=record.attachment.num_attached if record.attachment else 0,
-            num_drawn_tokens=sum(step.num_drawn for step in steps),
-            finish_reason=record.finish_reason,
-            miss_reason=record.miss_reason,
-            attachment=record.attachment,
-            steps=steps,
-        )
-
-    def _joined(self, record: _Record) -> list[StepView]:
-        if record.joined is None or record.joined[0] < len(record.rows):
-            record.joined = len(record.rows), list(_steps(record, is_whole=False))
-        return record.joined[1]
 
     def _forget(self) -> None:
         """Let go of the oldest requests that have ended, while there are too many or they hold too much."""
@@ -153,33 +141,27 @@ class Timeline:
             self._num_open -= record.ended_s is None
 
 
-def _steps(record: _Record, *, is_whole: bool) -> Iterator[StepView]:
-    """The steps of a request; unless `is_whole`, decoding that was never interrupted is one, guesses verified or not.
+def _whole(record: _Record) -> _Fold:
+    fold = _Fold(record.arrived_s, record.num_prompt, is_whole=True)
+    fold.take(record.rows, len(record.rows))
+    return fold
 
-    A row draws if it reaches the last token that was known, and then one more than is accepted.
-    """
-    known, end_before, held = record.num_prompt, 0, list[_Sums]()
-    for start_s, end_s, *counts in zip(*[iter(record.rows)] * _FIELDS, strict=True):
-        first, num_tokens, num_drafts, num_accepted = map(int, counts)
-        end = first + num_tokens - num_drafts
-        num_drawn = num_accepted + 1 if num_tokens and end >= known else 0
-        known += num_drawn
-        is_drawing = num_drawn > 0 and end - first == 1
-        if held and (is_whole or not is_drawing or first < end_before):
-            yield held.pop().view(record.arrived_s)
-        end_before = end
-        if not is_drawing:
-            kind: Kind = "prefill" if num_tokens else "publish"
-            yield _Sums(kind, start_s, end_s, first, num_tokens, num_drafts, num_accepted, num_drawn).view(
-                record.arrived_s
-            )
-        elif held:
-            held[0].add(end_s, num_tokens, num_drafts, num_accepted)
-        else:
-            kind = "verify" if num_drafts else "decode"
-            held = [_Sums(kind, start_s, end_s, first, num_tokens, num_drafts, num_accepted, num_drawn)]
-    for last in held:
-        yield last.view(record.arrived_s)
+
+def _view(record: _Record, fold: _Fold) -> RequestView:
+    return RequestView(
+        label=label_of(record.name),
+        tenant=label_of(record.salt),
+        arrived_s=round(_EPOCH_S + record.arrived_s, 6),
+        admitted_s=_since(record.arrived_s, record.admitted_s),
+        ended_s=_since(record.arrived_s, record.ended_s),
+        num_prompt_tokens=record.num_prompt,
+        num_cached_tokens=record.attachment.num_attached if record.attachment else 0,
+        num_drawn_tokens=fold.num_drawn,
+        finish_reason=record.finish_reason,
+        miss_reason=record.miss_reason,
+        attachment=record.attachment,
+        steps=fold.steps(),
+    )
 
 
 @dataclass(slots=True)
@@ -219,6 +201,54 @@ class _Sums:
             num_drawn=self.num_drawn,
             num_steps=self.num_steps,
         )
+
+
+@dataclass(slots=True)
+class _Fold:
+    """Makes steps of rows as they come; unless `is_whole`, decoding that was never interrupted is one, guesses verified or not.
+
+    A row draws if it reaches the last token that was known, and then one more than is accepted. `num_taken`: numbers of rows so far;
+    `end`: where the last row ended, without guesses; `held`: decoding that may go on.
+    """
+
+    arrived_s: float
+    known: int
+    is_whole: bool
+    num_taken: int = 0
+    end: int = 0
+    num_drawn: int = 0
+    done: list[StepView] = field(default_factory=list)
+    held: _Sums | None = None
+
+    def take(self, rows: array[float], most: int) -> int:
+        """Go on with at most `most` more of `rows`; returns how many that were."""
+        numbers = rows[self.num_taken : self.num_taken + most * _FIELDS]
+        for start_s, end_s, *counts in zip(*[iter(numbers)] * _FIELDS, strict=True):
+            self._take(start_s, end_s, *map(int, counts))
+        self.num_taken += len(numbers)
+        return len(numbers) // _FIELDS
+
+    def steps(self) -> list[StepView]:
+        """All steps so far."""
+        return self.done if self.held is None else [*self.done, self.held.view(self.arrived_s)]
+
+    def _take(
+        self, start_s: float, end_s: float, first: int, num_tokens: int, num_drafts: int, num_accepted: int
+    ) -> None:
+        end, before = first + num_tokens - num_drafts, self.end
+        num_drawn = num_accepted + 1 if num_tokens and end >= self.known else 0
+        self.known, self.end, self.num_drawn = self.known + num_drawn, end, self.num_drawn + num_drawn
+        is_drawing = num_drawn > 0 and end - first == 1
+        if self.held is not None and is_drawing and not self.is_whole and first >= before:
+            self.held.add(end_s, num_tokens, num_drafts, num_accepted)
+            return
+        if self.held is not None:
+            self.done.append(self.held.view(self.arrived_s))
+        kind: Kind = ("verify" if num_drafts else "decode") if is_drawing else ("prefill" if num_tokens else "publish")
+        sums = _Sums(kind, start_s, end_s, first, num_tokens, num_drafts, num_accepted, num_drawn)
+        self.held = sums if is_drawing else None
+        if not is_drawing:
+            self.done.append(sums.view(self.arrived_s))
 
 
 def _may_see(look: Look, record: _Record) -> bool:
