@@ -14,7 +14,7 @@ import msgspec
 
 from samebit.core.errors import InvalidRequestError, ModelError
 from samebit.core.request import EngineInfo, EngineOutput, TokenLogprobs
-from samebit.engine.views import RequestsView
+from samebit.engine.views import CacheView, RequestsView
 
 KILL, FAIL, ENDLESS = 255, 254, 253
 MAX_LENGTH = 4096
@@ -113,6 +113,8 @@ class FakeEngine:
     def look(self, look):
         if look.name == "broken":
             raise RuntimeError("nothing to see")
+        if look.subject == "cache":
+            return CacheView(page_size=1, checkpoint_interval=1, tenants=[], spans=[], is_cut=False)
         return RequestsView(requests=[], num_hidden=len(self._requests))
 
     def stats(self):

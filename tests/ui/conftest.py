@@ -34,9 +34,9 @@ def start(tmp_path):
         context.__exit__(None, None, None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium():
-    """A headless browser, started once. Without one, or without its driver, what needs it is skipped."""
+    """A headless browser for one module, as its driver holds on to the event loop. Without either what needs it is skipped."""
     driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra ui)")
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:

@@ -195,6 +195,16 @@ def test_everything_is_reached_with_the_keyboard(server, visit):
     assert unnamed == []
 
 
+def test_the_operator_can_empty_the_cache(server, visit):
+    page = visit(server)
+    talk(page, LONG)
+    page.click("#tab-cache")
+    page.wait_for_selector(".span")
+    page.click("text=Empty the cache")
+    page.wait_for_selector("text=The cache is empty.")
+    assert server.post("/ui/api/cache", {})[2]["spans"] == []
+
+
 def test_a_server_with_a_key_asks_for_it_and_keeps_it_in_the_tab(start, visit):
     server = start(api_keys=("sesame",))
     page = visit(server)
@@ -206,6 +216,9 @@ def test_a_server_with_a_key_asks_for_it_and_keeps_it_in_the_tab(start, visit):
     page.reload()
     page.wait_for_selector("#status[data-state=live]")
     assert not page.locator("#key-dialog").is_visible()
+    page.click("#tab-cache")
+    page.wait_for_selector("#told, #cache .hint, #cache .error")
+    assert not page.locator("text=Empty the cache").is_visible()
     assert "sesame" not in json.dumps(page.evaluate("() => ({...localStorage})"))
     # The browser reports what was refused for want of a key.
     assert all("401" in said for said in page.watch.said)

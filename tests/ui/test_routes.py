@@ -9,7 +9,7 @@ import samebit.server.routes_ui
 from samebit.server.app import create_app
 from samebit.server.routes_ui import page_files
 from samebit.server.service import Service
-from tests.server.fakes import ENDLESS
+from tests.server.fakes import ENDLESS, KILL
 
 FOLDER = Path(samebit.server.routes_ui.__file__).parent / "ui"
 SCRIPTS = sorted(FOLDER.glob("*.js"))
@@ -225,3 +225,13 @@ def test_a_look_is_answered_while_requests_run(start):
     with server.raw_stream({"prompt": [ENDLESS], "stream": True, "max_tokens": 4000}) as _:
         server.until(lambda: server.stat("num_running") == 1)
         assert look(server, "requests")["num_hidden"] == 1
+
+
+def test_a_dead_engine_shows_nothing_and_says_so(start):
+    server = start(max_engine_restarts=3)
+    server.post("/v1/completions", {"prompt": [KILL]})
+    status, _, body = server.post("/ui/api/cache", {})
+    # The engine may be back by now.
+    assert status == 200 or body["error"]["code"] == "engine_dead"
+    server.until(lambda: server.post("/ui/api/requests", {})[0] == 200)
+    assert server.get("/ui/api/dashboard")[2]["state"] == "ok"

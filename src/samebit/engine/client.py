@@ -159,8 +159,7 @@ class AsyncEngineClient:
 
         Raises EngineDeadError, and OverloadedError if they do not fit. The stream must be closed, best by `with`.
         """
-        if self._down is not None:
-            raise EngineDeadError(str(self._down))
+        self._check_up()
         if not is_probe:
             self._check_room(requests)
         stream = OutputStream([request.request_id for request in requests], self.abort)
@@ -211,8 +210,9 @@ class AsyncEngineClient:
 
     async def look(self, look: Look) -> tuple[float, View]:
         """What the engine shows of itself, and how many seconds that took it. Raises EngineDeadError."""
+        self._check_up()
         number, shown = self._looks.begin()
-        self._ask(LookAt(number, look))
+        self._send(LookAt(number, look))
         return await shown
 
     async def update_weights(self, model: str, *, is_aborting: bool = False) -> int:
@@ -304,14 +304,14 @@ class AsyncEngineClient:
             self._update, self._is_switching = None, False
 
     async def _call(self, message: Callable[[int], FlushCache | LoadWeights | UseWeights]) -> EngineInfo:
+        self._check_up()
         number, done = self._calls.begin()
-        self._ask(message(number))
+        self._send(message(number))
         return await done
 
-    def _ask(self, message: ToEngine) -> None:
+    def _check_up(self) -> None:
         if self._down is not None:
             raise EngineDeadError(str(self._down))
-        self._send(message)
 
     def _send(self, message: ToEngine) -> None:
         assert self._socket is not None, "there is an engine"

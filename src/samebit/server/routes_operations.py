@@ -65,11 +65,8 @@ class OperationsRoutes:
 
     async def ready(self, request: Request) -> Response:
         """Whether new requests are welcome."""
-        if self._service.traffic.is_draining:
-            return json_answer(Status("shutting down"), 503)
-        if self._client.is_updating:
-            return json_answer(Status("loading weights"), 503)
-        return await self.health(request)
+        state = self._service.state
+        return json_answer(Status(state), 200 if state == "ok" else 503)
 
     async def health_generate(self, request: Request) -> Response:
         """Whether the engine generates: it must draw a token, for this probe or for anyone.

@@ -80,6 +80,7 @@ class PageRoutes:
                 version=installed_version(),
                 system_fingerprint=info.system_fingerprint,
                 profile=info.profile,
+                state=self._service.state,
                 is_admin=is_admin(request),
                 max_model_len=info.max_length,
                 max_num_seqs=config.max_num_seqs,

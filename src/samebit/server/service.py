@@ -59,6 +59,15 @@ class Service:
     ping_interval_s: float = 0.0
     has_page: bool = True
 
+    @property
+    def state(self) -> str:
+        """Whether new requests are welcome ("ok"), or why they are not."""
+        if self.traffic.is_draining:
+            return "shutting down"
+        if self.client.is_updating:
+            return "loading weights"
+        return "engine dead" if self.client.is_dead else "ok"
+
     def check_open(self) -> None:
         """Raise DrainingError if nothing new is taken."""
         if self.traffic.is_draining:

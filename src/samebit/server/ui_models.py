@@ -23,13 +23,14 @@ class Histogram(msgspec.Struct, frozen=True):
 class Dashboard(msgspec.Struct, frozen=True, kw_only=True):
     """The server now. `metrics` and `labelled` are the samples of /metrics by name, and by label value; `pools`: ids in each.
 
-    `is_admin`: whoever asked may administrate.
+    `state`: "ok", or what /ready says; `is_admin`: whoever asked may administrate.
     """
 
     model: str
     version: str
     system_fingerprint: str
     profile: dict[str, str | int]
+    state: str
     is_admin: bool
     max_model_len: int
     max_num_seqs: int

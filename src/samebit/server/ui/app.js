@@ -61,8 +61,8 @@ async function look() {
     const seen = await getJson("ui/api/dashboard");
     byId("model").textContent = seen.model;
     document.dispatchEvent(new CustomEvent("seen", { detail: seen }));
-    status.textContent = "live";
-    status.dataset.state = "live";
+    status.textContent = seen.state === "ok" ? "live" : seen.state;
+    status.dataset.state = seen.state === "ok" ? "live" : "lost";
   } catch (error) {
     status.textContent = error instanceof ApiError ? (error.status === 401 ? "needs a key" : "unwell") : "gone";
     status.dataset.state = "lost";

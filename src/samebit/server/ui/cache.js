@@ -26,6 +26,7 @@ const REASONS = {
 let view = null;
 let chosen = null;
 let whose = "mine";
+let isAdmin = false;
 
 // Rows of each span: leaves get one each, parents all rows of their children. Children come behind their parents.
 export function layOut(spans) {
@@ -49,7 +50,7 @@ export function layOut(spans) {
       row += sizes[child];
     }
   });
-  return { places, sizes, children, numRows: next };
+  return { places, sizes, levels: [], numRows: next };
 }
 
 const end = (span) => span.start + span.num_tokens;
@@ -80,6 +81,8 @@ function spanElement(index, layout, most) {
   const text = span.text ?? "";
   const kept = span.checkpoint ? `, checkpoint ${KINDS[span.checkpoint.kind]}` : "";
   const words = `${plural(span.num_tokens, "token")}, ${plural(span.num_hits, "hit")}${kept}`;
+  const level = span.parent < 0 ? 1 : layout.levels[span.parent] + 1;
+  layout.levels[index] = level;
   const made = element(
     "button",
     "span",
@@ -91,6 +94,8 @@ function spanElement(index, layout, most) {
       type: "button",
       role: "treeitem",
       "aria-label": words,
+      "aria-level": level,
+      "aria-selected": String(index === chosen),
       "data-index": index,
       tabindex: index === (chosen ?? 0) ? 0 : -1,
     },
@@ -134,7 +139,7 @@ function chart() {
 
 function told() {
   const { attachment } = view;
-  if (!attachment) return element("p", "hint", "No request has been admitted yet.");
+  if (!attachment) return element("p", "hint", "No request is remembered yet.");
   const { num_attached: attached, num_matched: matched, num_possible: possible, reason } = attachment;
   const which = whose === "mine" && last.name ? "Your last request" : "The last request";
   const where = attached ? `resumed at token ${count(attached)}` : "began at its first token";
@@ -250,6 +255,11 @@ function frame(panel) {
       ]),
     ]),
     element("div", "drawing"),
+    element("button", "empty-cache", "Empty the cache", {
+      type: "button",
+      hidden: !isAdmin,
+      click: () => flush(panel),
+    }),
   ]);
   panel.onclick = (event) => {
     const made = event.target.closest("[data-index]");
@@ -257,6 +267,24 @@ function frame(panel) {
   };
   panel.onkeydown = onKey;
 }
+
+async function flush(panel) {
+  await postJson("flush_cache", {});
+  await look(panel);
+}
+
+// The same span in a newer view.
+function find(old, spans) {
+  const same = (span) => span.start === old.start && span.tenant === old.tenant && span.text === old.text;
+  const index = old ? spans.findIndex(same) : -1;
+  return index < 0 ? null : index;
+}
+
+document.addEventListener("seen", (event) => {
+  isAdmin = event.detail.is_admin;
+  const button = byId("cache").querySelector(".empty-cache");
+  if (button) button.hidden = !isAdmin;
+});
 
 async function look(panel) {
   const body = {};
@@ -266,8 +294,8 @@ async function look(panel) {
   try {
     const found = await postJson("ui/api/cache", body);
     if (JSON.stringify(found) === JSON.stringify(view)) return;
+    chosen = view && chosen !== null ? find(view.spans[chosen], found.spans) : null;
     view = found;
-    if (chosen !== null && chosen >= view.spans.length) chosen = null;
     draw(panel);
   } catch (error) {
     fill(panel.querySelector(".drawing"), [element("p", "error", error.message, { role: "alert" })]);

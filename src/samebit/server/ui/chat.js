@@ -23,7 +23,9 @@ export function settings() {
   }
   const salt = data.get("cache_salt");
   if (salt) found.cache_salt = salt;
-  return { found, system: data.get("system").trim(), salt };
+  const effort = data.get("effort");
+  const template = effort ? { chat_template_kwargs: { reasoning_effort: effort } } : {};
+  return { found, system: data.get("system").trim(), salt, template };
 }
 
 function messagesFor(system) {
@@ -130,7 +132,7 @@ function stick() {
 }
 
 async function ask(text) {
-  const { found, system } = settings();
+  const { found, system, template } = settings();
   const conversation = turns;
   conversation.push({ message: { role: "user", content: text } });
   byId("messages").append(element("div", "message user", text));
@@ -139,7 +141,7 @@ async function ask(text) {
   setRunning(true);
   let answer = null;
   try {
-    const prompt = await postJson("tokenize", { messages: messagesFor(system), return_token_strs: true });
+    const prompt = await postJson("tokenize", { messages: messagesFor(system), return_token_strs: true, ...template });
     limit = prompt.max_model_len;
     answer = begin(promptBox(prompt.tokens, prompt.token_strs));
     const room = Math.max(1, limit - prompt.count);

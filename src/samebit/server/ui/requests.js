@@ -122,11 +122,7 @@ function details() {
     click: () => saveTrace(request.label),
   });
   return element("div", "", [
-    element(
-      "p",
-      "",
-      `${request.label}: ${queue}, ${cached}${miss}, ${plural(request.steps.length, "step")}.`,
-    ),
+    element("p", "", `${request.label}: ${queue}, ${cached}${miss}, ${plural(request.steps.length, "step")}.`),
     element("div", "strips large", [tokenStrip(request, tokens), timeStrip(request, endOf(request))]),
     trace,
     stepTable(request),
