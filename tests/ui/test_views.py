@@ -66,6 +66,26 @@ def test_a_tenant_sees_its_own_tokens_by_its_salt(manager):
     assert {view.tenants[span.tenant].label for span in view.spans} == {"", label_of("red")}
 
 
+def test_what_is_cached_without_a_salt_is_for_the_operator_to_read(manager):
+    view = cache_view(manager, Look(subject="cache", is_admin=False, salt=""), None, 256)
+    assert texts(view) == set()
+
+
+def test_a_span_counts_the_hits_of_all_below(manager):
+    for place, checkpoint in enumerate(manager.tree.checkpoints, start=1):
+        checkpoint.num_hits = 10**place
+    view = cache_view(manager, OPERATOR, None, 256)
+    below = [[] for _ in view.spans]
+    for index in reversed(range(len(view.spans))):
+        span = view.spans[index]
+        own = span.checkpoint.num_hits if span.checkpoint else 0
+        assert span.num_hits == own + sum(below[index])
+        if span.parent >= 0:
+            below[span.parent].append(span.num_hits)
+    assert any(below)
+    assert sum(s.num_hits for s in view.spans if s.parent < 0) == sum(c.num_hits for c in manager.tree.checkpoints)
+
+
 def test_no_look_tells_a_salt(manager):
     view = cache_view(manager, OPERATOR, None, 256)
     assert "red" not in repr(view)
