@@ -138,10 +138,10 @@ class Watched:
         self._runner: Any = engine._runner
         self.bucket: Bucket | None = None
 
-    def execute(self, plan: BatchPlan) -> Any:
-        """Run the step."""
+    def launch(self, plan: BatchPlan) -> Any:
+        """Begin the step."""
         self.bucket = Bucket.of(plan)
-        return self._runner.execute(plan)
+        return self._runner.launch(plan)
 
     def replay(self) -> Callable[[], object]:
         """What launches the graph of the last step's bucket again."""

@@ -139,13 +139,13 @@ def timed_parts(engine: Engine) -> dict[str, list[int]]:
         setattr(owner, name, wrapper)
 
     timed(engine.scheduler, "plan", "plan")
-    timed(engine._runner, "execute", "execute")
+    timed(engine._runner, "launch", "launch")
     timed(Bucket, "of", "  choose a bucket")
     for program in engine._runner._captured.values():
         timed(program.buffers, "fill", "  fill")
     timed(runner_module, "run_step", "  (stand-in for the device)")
     timed(Results, "pack", "  (pack, which a graph does)")
-    timed(Results, "read", "  read")
+    timed(Results, "copy", "  copy back")
     timed(runner_module, "_read_back", "  take apart")
     timed(engine.scheduler, "commit", "commit")
     return times

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from samebit.core.plan import BatchPlan, StepOutput
 from samebit.core.request import EngineOutput, Request, SamplingParams
 from samebit.engine.engine import Engine
 
@@ -32,6 +34,24 @@ class Result:
         self.error = output.error
         self.num_cached_tokens = output.num_cached_tokens
         self.num_preemptions = output.num_preemptions
+
+
+def watch_steps(engine: Engine, tell: Callable[[BatchPlan, StepOutput], None]) -> None:
+    """Call `tell` with each plan and its output, before the output is taken in."""
+    runner = engine._runner
+    launch = runner.launch
+
+    def watched(plan: BatchPlan) -> Callable[[], StepOutput]:
+        read = launch(plan)
+
+        def told() -> StepOutput:
+            output = read()
+            tell(plan, output)
+            return output
+
+        return told
+
+    runner.launch = watched
 
 
 def _bits(item) -> tuple:

@@ -174,6 +174,7 @@ class InputBuffer:
             self._host[name].fill(_INERT.get(name, 0))
             views[name] = self._storage[part].view(_dtype(name))
         self._inert = self._staging.clone()
+        self._sent: torch.cuda.Event | None = None
         if on_device:
             self._storage.copy_(self._staging)
         self.view = StaticInputs(**views)
@@ -181,6 +182,8 @@ class InputBuffer:
     def fill(self, plan: BatchPlan) -> StaticInputs:
         """Write every field of the bucket: inert values first, then the plan's rows."""
         host = self._host
+        if self._sent is not None and not self._sent.query():  # type: ignore[no-untyped-call]  # torch has no types here
+            self._sent.synchronize()  # the step before is still to take its inputs from here
         self._staging.copy_(self._inert)
         self._fill_rows(plan)
         _put(host, "sample", _SAMPLE_FIELDS, plan.samples)
@@ -194,6 +197,8 @@ class InputBuffer:
         _put_columns(host, ("draft_slots", "draft_samples", "draft_limits", "draft_tags"), words)
         if self._storage is not self._staging:
             self._storage.copy_(self._staging, non_blocking=True)
+            self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types here
+            self._sent.record()
         return self.view
 
     def _fill_edits(self, plan: BatchPlan) -> None:

@@ -25,15 +25,15 @@ def interruptible():
 
 def interrupt_step(engine, number, monkeypatch):
     """Press Ctrl-C while step `number` from now is executed."""
-    execute, left = engine._runner.execute, [number]
+    launch, left = engine._runner.launch, [number]
 
     def interrupted(plan):
         left[0] -= 1
         if left[0] == 0:
             signal.raise_signal(signal.SIGINT)
-        return execute(plan)
+        return launch(plan)
 
-    monkeypatch.setattr(engine._runner, "execute", interrupted)
+    monkeypatch.setattr(engine._runner, "launch", interrupted)
 
 
 @pytest.mark.parametrize("number", [1, 2, 5])
@@ -57,7 +57,7 @@ def test_a_step_that_is_torn_open_ends_its_requests_only(error, monkeypatch):
     params = SamplingParams(seed=3, max_tokens=8)
     before = llm.generate("import os\n", params)[0].outputs
     with monkeypatch.context() as patch:
-        patch.setattr(llm._engine._runner, "execute", lambda _: (_ for _ in ()).throw(error))
+        patch.setattr(llm._engine._runner, "launch", lambda _: (_ for _ in ()).throw(error))
         with pytest.raises(StepError if issubclass(error, Exception) else error):
             llm.generate("import os\n", params)
     llm._engine.scheduler.check()

@@ -173,7 +173,7 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(llm):
     engine = Engine(EngineConfig(**SMALL_POOLS))
 
     class Failing:
-        def execute(self, plan):
+        def launch(self, plan):
             raise RuntimeError("broken")
 
     good, engine._runner = engine._runner, Failing()

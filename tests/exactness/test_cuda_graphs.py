@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -163,13 +164,13 @@ def test_a_step_waits_for_the_device_once_and_copies_its_results_once(make_engin
 
 
 def count_steps(engine, monkeypatch):
-    count, execute = [0], engine._runner.execute
+    count, launch = [0], engine._runner.launch
 
     def counted(plan):
         count[0] += 1
-        return execute(plan)
+        return launch(plan)
 
-    monkeypatch.setattr(engine._runner, "execute", counted)
+    monkeypatch.setattr(engine._runner, "launch", counted)
     return count
 
 
@@ -177,3 +178,15 @@ def replace_id(request, name):
     import msgspec
 
     return msgspec.structs.replace(request, request_id=name)
+
+
+def test_an_engine_that_nobody_holds_does_not_end_the_capture_of_another(make_engine):
+    engine = make_engine(graph="cuda", max_num_batched_tokens=8)
+    engine._runner.itself = engine._runner  # only the collector frees it
+    del engine
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        make_engine(graph="cuda", max_num_batched_tokens=8)
+    finally:
+        gc.set_threshold(*thresholds)

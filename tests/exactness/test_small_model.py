@@ -63,10 +63,11 @@ def traffic(draw):
     schedule=schedules,
     pools=pools,
     budget=st.sampled_from([8, 20, 256]),
-    speculation=st.sampled_from([None, "ngram", "mtp", "dflash", "dspark"]),
+    speculation=st.sampled_from([None, None, "ngram", "mtp", "dflash", "dspark"]),
+    is_async=st.booleans(),
 )
 def test_any_mixture_gives_the_bits_of_a_cold_solo_run(
-    make_engine, drafters, cold, traffic, schedule, pools, budget, speculation
+    make_engine, drafters, cold, traffic, schedule, pools, budget, speculation, is_async
 ):
     requests, arrivals = traffic
     who = {"method": speculation, "model": drafters.get(speculation), "prompt_lookup_min": 1}
@@ -74,6 +75,7 @@ def test_any_mixture_gives_the_bits_of_a_cold_solo_run(
         schedule=schedule,
         max_num_batched_tokens=budget,
         speculative_config=SpeculativeConfig(**who) if speculation else None,
+        async_scheduling=is_async,
         **pools,
     )
     for _ in range(2):  # the second time the cache is warm

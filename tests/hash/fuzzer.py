@@ -20,6 +20,7 @@ from samebit.core.request import Request
 from samebit.engine.engine import Engine
 from samebit.models.hash import HashConfig
 from samebit.state.prefix_tree import Checkpoint
+from tests.driving import watch_steps
 from tests.forced_drafts import ForcedDrafts
 from tests.hash.oracle import Oracle, check_bytes, drawing_kernels, expected_drafts
 
@@ -174,14 +175,10 @@ class World:
         return [*wanted.token_ids, *beyond.token_ids]
 
     def _record_steps(self) -> None:
-        runner = self.engine._runner
-        execute = runner.execute
+        def record(plan, output):
+            self._last_step = plan, output
 
-        def recorded(plan):
-            self._last_step = plan, execute(plan)
-            return self._last_step[1]
-
-        runner.execute = recorded
+        watch_steps(self.engine, record)
 
     def _check_drafts(self) -> None:
         """Guesses of the device are a function of the request's tokens, whatever came before."""
@@ -215,9 +212,10 @@ class EngineMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True] * 5 + [False]),
         kernels=st.sampled_from(["auto", "auto", "torch"]),
         graph=st.sampled_from(["eager", "eager", "trace"]),
+        is_async=st.booleans(),
         accepts=st.sampled_from([(), (), (0,), (9,), (1, 0, 2), (3, 9, 0), (2, 7, 1, 0)]),
         max_drafts=st.sampled_from([1, 3, 7]),
-        method=st.sampled_from(["ngram", "mtp"]),
+        method=st.sampled_from([None, "ngram", "mtp"]),
         token_cost=st.sampled_from([0.0, 0.0, 0.2]),
     )
     def set_up(
@@ -230,6 +228,7 @@ class EngineMachine(RuleBasedStateMachine):
         caching,
         kernels,
         graph,
+        is_async,
         accepts,
         max_drafts,
         method,
@@ -246,7 +245,8 @@ class EngineMachine(RuleBasedStateMachine):
             kernels=kernels,
             graph=graph,
             accepts=accepts if method == "ngram" else (),
-            speculative_config=speculation,
+            speculative_config=speculation if method else None,
+            async_scheduling=is_async,
         )
 
     @rule(shared=st.integers(0, 24), own=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6), **REQUESTS)

@@ -24,6 +24,7 @@ from tests.hash.cold import greedy
 from tests.hash.fuzzer import SHARED, VOCAB, World
 from tests.hash.oracle import cold_model
 from tests.mutants import worlds
+from tests.mutants.ahead import check_ahead
 from tests.mutants.grammars import check_grammars
 from tests.mutants.losses import check_losses
 from tests.mutants.worlds import (
@@ -31,6 +32,7 @@ from tests.mutants.worlds import (
     ROOMY,
     SMALL,
     TWO_WINDOWS,
+    any_request,
     expect,
     finish,
     make_drafting_world,
@@ -134,19 +136,6 @@ def check_answers() -> None:
     world = make_world(MIXED, num_window_pages=4, max_num_batched_tokens=8)  # all that one request needs at a time
     world.add(SHARED[:24], params={"max_tokens": 12, "temperature": 0.0})
     finish(world)
-
-
-def any_request(rng: random.Random, number: int) -> dict:
-    params = {
-        "max_tokens": 1 + number % 6,
-        "temperature": (0.0, 0.9, 1.4)[number % 3],
-        "logprobs": 3,
-        "prompt_logprobs": (None, 2, None)[number % 3],
-        "top_k": (0, 5)[number % 2],
-        "stop_token_ids": rng.sample(range(VOCAB), 40) if number % 4 == 1 else None,
-        "min_tokens": 1 if number % 8 == 1 else 0,
-    }
-    return {"params": {k: v for k, v in params.items() if v is not None}, "seed": number, "start": 1 + number % 4}
 
 
 # Hits
@@ -359,6 +348,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "guesses": check_guesses,
     "drafter": check_drafter,
     "grammars": check_grammars,
+    "ahead": check_ahead,
     "graphs": check_graphs,
     "weights": check_weights,
     "text": check_text,

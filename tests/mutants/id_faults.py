@@ -202,7 +202,10 @@ ID_MUTANTS = [
         "an abort does not wait for its step",
         "State is let go while the step that writes it is in flight.",
         ("sglang PR #29449", "sglang PR #35049"),
-        (edit(SCHEDULER + "finish", "if any(row.sequence is sequence for row in self._in_flight):", "if False:"),),
+        (
+            edit(SCHEDULER + "finish", "if sequence.flight is None:", "if True:"),
+            edit(SCHEDULER + "_commit_row", "if sequence.state is not state:", "if False:"),
+        ),
         "flight",
         "IndexError",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.mutants.ahead_faults import AHEAD_MUTANTS
 from tests.mutants.cache_faults import CACHE_MUTANTS
 from tests.mutants.drafter_faults import DRAFTER_MUTANTS
 from tests.mutants.edits import Mutant
@@ -22,6 +23,7 @@ GROUPS = {
     "Checkpoints and the prefix cache": CACHE_MUTANTS,
     "Ids, references and eviction": ID_MUTANTS,
     "Planning, committing and preemption": SCHEDULE_MUTANTS,
+    "Steps planned ahead": AHEAD_MUTANTS,
     "Guesses": SPECULATION_MUTANTS,
     "Drafters on the device": DRAFTER_MUTANTS,
     "Grammars": GRAMMAR_MUTANTS,

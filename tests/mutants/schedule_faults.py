@@ -14,7 +14,7 @@ SCHEDULE_MUTANTS = [
         "a last chunk of one token is a decode",
         "What a row is, is told from its length: a prompt token is taken from the device's words.",
         ("vLLM #49918",),
-        (edit(PLANNING + "_plan_row", "is_known = sequence.drew_last and", "is_known = row.num_tokens == 1 and"),),
+        (edit(PLANNING + "_plan_row", "(sequence.drew_last and", "(row.num_tokens == 1 and"),),
         "answers",
         "token_ids",
     ),
@@ -39,8 +39,8 @@ SCHEDULE_MUTANTS = [
         (
             edit(
                 SCHEDULER + "_running_row",
-                "return PlannedRow(sequence, state, state.length, num_tokens,",
-                "return PlannedRow(sequence, state, max(0, state.length - (num_tokens > 1)), num_tokens,",
+                "return PlannedRow(sequence, state, start, num_tokens,",
+                "return PlannedRow(sequence, state, max(0, start - (num_tokens > 1)), num_tokens,",
             ),
         ),
         "hits",
@@ -50,7 +50,7 @@ SCHEDULE_MUTANTS = [
         "every chunk draws",
         "A chunk that is not the last one draws a token too.",
         ("TensorRT-LLM PR #18295",),
-        (edit(PLANNING + "_plan_samples", "if end == len(sequence.token_ids):", "if end >= row.num_tokens:"),),
+        (edit(PLANNING + "_plan_samples", "if row.draws:", "if end >= row.num_tokens:"),),
         "answers",
         "token_ids",
     ),

@@ -136,8 +136,8 @@ SPECULATION_MUTANTS = [
         (
             edit(
                 COMMIT,
-                "length = min(row.start + row.num_tokens - rejected, len(sequence.token_ids))",
-                "length = row.start + row.num_tokens",
+                "length = min(row.end - rejected, len(sequence.token_ids))",
+                "length = row.end",
             ),
         ),
         "guesses",
@@ -150,8 +150,8 @@ SPECULATION_MUTANTS = [
         (
             edit(
                 COMMIT,
-                "min(row.start + row.num_tokens - rejected, len(sequence.token_ids))",
-                "row.start + row.num_tokens - rejected",
+                "min(row.end - rejected, len(sequence.token_ids))",
+                "row.end - rejected",
             ),
         ),
         "guesses",
@@ -164,7 +164,7 @@ SPECULATION_MUTANTS = [
         (
             edit(
                 SCHEDULER + "_publish",
-                "is_past = is_usable and row.state.length < pending.entry.boundary <= row.start + row.num_tokens",
+                "is_past = is_usable and row.state.length < pending.entry.boundary <= row.end",
                 "is_past = False",
             ),
         ),
@@ -207,7 +207,7 @@ SPECULATION_MUTANTS = [
         (),
         (
             edit(
-                SCHEDULER + "_take_samples",
+                "scheduler.results:take_samples",
                 "reason, stop_id = sequence.stop_after(item.token_id)",
                 "reason, stop_id = sequence.stop_after(item.token_id) if sample is samples[-1] else (None, None)",
             ),
@@ -223,8 +223,8 @@ SPECULATION_MUTANTS = [
         (
             edit(
                 PLANNING + "_plan_samples",
-                "sequence.logit_edits(row.drafts[:ahead])",
-                "sequence.logit_edits(row.drafts)",
+                "row.drafts[:ahead]",
+                "row.drafts",
             ),
         ),
         "guesses",

@@ -77,7 +77,7 @@ STEP_MUTANTS = [
         "a buffer moves after capture",
         "A table gets a new place with each step, also after steps have been recorded.",
         ("vLLM PR #55341",),
-        (wrap("runner.runner:LocalRunner.execute", move_a_table),),
+        (wrap("runner.runner:LocalRunner.launch", move_a_table),),
         "graphs",
         "GraphError",
     ),

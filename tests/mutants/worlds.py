@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
 from samebit.audit.replay import Drain, Step
-from tests.hash.fuzzer import LAYOUTS, World
+from tests.hash.fuzzer import LAYOUTS, VOCAB, World
 
 ROOMY = {"max_num_seqs": 6, "num_checkpoints": 16, "num_pages": 60, "num_window_pages": 60, "checkpoint_interval": 8}
 SMALL = {"max_num_seqs": 3, "num_checkpoints": 3, "num_pages": 13, "num_window_pages": 9, "checkpoint_interval": 8}
@@ -51,3 +53,16 @@ def expect(world: World, prompt: list[int], cached: int, *, salt: str = "", **pa
     finish(world)
     found = world.player.num_cached[name]
     assert found == cached, f"{len(prompt)} tokens with {cached} cached took {found} from the cache"
+
+
+def any_request(rng: random.Random, number: int) -> dict:
+    params = {
+        "max_tokens": 1 + number % 6,
+        "temperature": (0.0, 0.9, 1.4)[number % 3],
+        "logprobs": 3,
+        "prompt_logprobs": (None, 2, None)[number % 3],
+        "top_k": (0, 5)[number % 2],
+        "stop_token_ids": rng.sample(range(VOCAB), 40) if number % 4 == 1 else None,
+        "min_tokens": 1 if number % 8 == 1 else 0,
+    }
+    return {"params": {k: v for k, v in params.items() if v is not None}, "seed": number, "start": 1 + number % 4}

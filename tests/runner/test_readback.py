@@ -34,7 +34,7 @@ def test_fields_of_any_size_and_dtype_come_back_as_they_are(kinds, is_strided):
 
     given = {name: some(dtype, shape) for name, (dtype, shape) in zip(NAMES, kinds, strict=True)}
     results = Results()
-    found = results.read(results.pack(StepTensors(**given)))
+    found = results.copy(results.pack(StepTensors(**given)))()
     assert found.keys() == given.keys()
     for name, tensor in given.items():
         assert found[name].dtype == tensor.numpy().dtype, name
@@ -64,7 +64,7 @@ def model(tmp_path_factory):
 def test_between_fill_and_readback_no_value_is_read(model, graph, method, monkeypatch):
     wanted = method and SpeculativeConfig(method=method)
     engine = Engine(EngineConfig(model=model, graph=graph, num_threads=1, page_size=4, speculative_config=wanted))
-    watch, fill, read = Watch(), InputBuffer.fill, Results.read
+    watch, fill, copy = Watch(), InputBuffer.fill, Results.copy
     counts = {"fills": 0, "reads": 0}
 
     def fill_then_watch(self, plan):
@@ -73,13 +73,13 @@ def test_between_fill_and_readback_no_value_is_read(model, graph, method, monkey
         watch.is_on = True
         return view
 
-    def read_unwatched(self, packed):
+    def copy_unwatched(self, packed):
         watch.is_on = False
         counts["reads"] += 1
-        return read(self, packed)
+        return copy(self, packed)
 
     monkeypatch.setattr(InputBuffer, "fill", fill_then_watch)
-    monkeypatch.setattr(Results, "read", read_unwatched)
+    monkeypatch.setattr(Results, "copy", copy_unwatched)
     request = make_request("r", list(range(9)), max_tokens=12, logprobs=2)
     params = msgspec.structs.replace(request.params, logit_bias={3: 1.0}, frequency_penalty=0.5)
     with watch:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from samebit.core.plan import BatchPlan, StepOutput
 from samebit.engine.engine import Engine
+from tests.driving import watch_steps
 
 Guess = tuple[list[int], list[float]]
 """Tokens, and how likely each is right."""
@@ -33,21 +34,18 @@ class Guesses:
 @contextmanager
 def recorded(engine: Engine, *others: Any) -> Iterator[Guesses]:
     """The guesses of all steps; `others` are called with each plan and its output, before any page is freed."""
-    runner, guesses = engine._runner, Guesses()
-    execute = runner.execute
+    guesses = Guesses()
 
-    def watched(plan: BatchPlan) -> StepOutput:
-        output = execute(plan)
+    def watched(plan: BatchPlan, output: StepOutput) -> None:
         guesses.add(plan, output)
         for other in others:
             other(plan, output)
-        return output
 
-    runner.execute = watched
+    watch_steps(engine, watched)
     try:
         yield guesses
     finally:
-        del runner.execute
+        del engine._runner.launch
 
 
 class Keys:

@@ -12,7 +12,7 @@ from samebit.core.config import Schedule, SpeculativeConfig
 from samebit.core.errors import CheckpointError, ConfigError
 from samebit.engine.engine import Engine
 from samebit.train.layout import load_model
-from tests.driving import make_request, run
+from tests.driving import make_request, run, watch_steps
 from tests.random_checkpoint import write_checkpoint
 
 DEPTHS = 3
@@ -41,20 +41,17 @@ def make_engine(folder, **settings) -> Engine:
 
 def proposals(engine: Engine, prompt: list[int], **params) -> dict[int, list[int]]:
     """What is guessed behind so many tokens of one request, and the request's tokens as key 0."""
-    runner, found = engine._runner, {}
-    execute = runner.execute
+    found = {}
 
-    def recorded(plan):
-        output = execute(plan)
+    def record(plan, output):
         for draft, guesses in zip(plan.drafts, output.drafts, strict=True):
             row = plan.rows[draft.row]
             found[row.start + row.num_tokens - row.num_drafts + output.accepted[draft.row] + 1] = guesses
-        return output
 
-    runner.execute = recorded
+    watch_steps(engine, record)
     request = make_request("r", prompt, **{"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, **params})
     result = run(engine, [request])["r"]
-    runner.execute = execute
+    del engine._runner.launch
     found[0] = [*prompt, *result.token_ids]
     return found
 

@@ -24,6 +24,7 @@ RENAMED = {
 REPLACED: dict[str, tuple[str, ...]] = {
     "--disable-cuda-graph": ("--graph", "eager"),
     "--disable-log-requests": (),
+    "--disable-overlap-schedule": ("--no-async-scheduling",),
     "--disable-radix-cache": ("--no-enable-prefix-caching",),
     "--enable-cache-report": (),
     "--enable-chunked-prefill": (),

@@ -34,6 +34,10 @@ Graph = Annotated[
         "--graph", help="eager; trace: record each step once, then replay; cuda (GPU): graphs captured at start."
     ),
 ]
+AsyncScheduling = Annotated[
+    bool | None,
+    typer.Option("--async-scheduling/--no-async-scheduling", help="Plan a step while one runs (default: on a GPU)."),
+]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Most tokens of an answer.")]
 Temperature = Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")]
 TopP = Annotated[float | None, typer.Option("--top-p")]

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from samebit.cli.flags import (
+    AsyncScheduling,
     CacheBytes,
     CheckpointInterval,
     Device,
@@ -114,6 +115,7 @@ def serve(
     dtype: Dtype = None,
     kernels: Kernels = None,
     graph: Graph = None,
+    async_scheduling: AsyncScheduling = None,
     speculative_config: SpeculativeJson = None,
     speculative_algorithm: Algorithm = None,
     speculative_num_draft_tokens: NumDraftTokens = None,
@@ -178,6 +180,7 @@ def serve(
         dtype=dtype,
         kernels=kernels,
         graph=graph,
+        async_scheduling=async_scheduling,
         priority_aging_steps=priority_aging_steps,
     )
     raise typer.Exit(status)

@@ -112,7 +112,10 @@ def assess(
 @train.command()
 def assess_drafter(
     target: Model,
-    drafter: Annotated[str, typer.Argument(help="A drafter's folder, or a method: mtp, ngram, or dflash or dspark where one is bundled.")],
+    drafter: Annotated[
+        str,
+        typer.Argument(help="A drafter's folder, or a method: mtp, ngram, or dflash or dspark where one is bundled."),
+    ],
     data: CorpusFolder,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
     recipe: Recipe = "nano",

@@ -123,7 +123,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cores). `graph`: "eager", "trace" (each step is recorded once for its sizes and replayed), "cuda" (CUDA graphs, captured at
     start), all of the same bits; "auto" is "cuda" on a GPU. `kernels`: "native" (compiled) or "torch" (pure torch) on a CPU,
     "triton" on a GPU, or "auto". `speculative_config`: who guesses tokens ahead (None:
-    nobody). `priority_aging_steps`: steps of waiting that weigh as much as one level of a request's priority. `poison`: fill fresh and freed memory with NaN (tests).
+    nobody). `async_scheduling`: plan the next step while one runs (None: on a GPU). `priority_aging_steps`: steps of waiting that weigh as much as one level of a request's priority. `poison`: fill fresh and freed memory with NaN (tests).
     """
 
     model: str = "nano"
@@ -147,6 +147,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     priority_aging_steps: int = 64
     poison: bool = False
     speculative_config: SpeculativeConfig | None = None
+    async_scheduling: bool | None = None
     schedule: Schedule = Schedule()
 
     def validate(self) -> None:

@@ -7,7 +7,7 @@ in a step takes no part in garbage collection (`gc=False`): nothing in it refers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NewType, Protocol
 
 import msgspec
@@ -197,6 +197,6 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
 class Runner(Protocol):
     """Executes plans; the only thing that an engine knows of devices."""
 
-    def execute(self, plan: BatchPlan) -> StepOutput:
-        """Run one step to its end and read its results back."""
+    def launch(self, plan: BatchPlan) -> Callable[[], StepOutput]:
+        """Begin one step, behind those that were begun before; what is returned waits for its results."""
         ...

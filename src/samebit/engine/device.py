@@ -56,7 +56,8 @@ def settled(config: EngineConfig, folder: Path) -> EngineConfig:
         dtype = "float32" if device == "cpu" else _stored_dtype(folder)
     if graph == "auto":
         graph = "cuda" if device == "cuda" else "eager"
-    return msgspec.structs.replace(config, device=device, dtype=dtype, graph=graph)
+    is_async = device == "cuda" if config.async_scheduling is None else config.async_scheduling
+    return msgspec.structs.replace(config, device=device, dtype=dtype, graph=graph, async_scheduling=is_async)
 
 
 def _stored_dtype(folder: Path) -> Literal["float32", "bfloat16"]:

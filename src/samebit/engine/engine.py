@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import torch
 
 from samebit.core.config import EngineConfig
 from samebit.core.errors import InvalidRequestError
-from samebit.core.plan import BatchPlan
+from samebit.core.plan import BatchPlan, StepOutput
 from samebit.core.request import EngineInfo, EngineOutput, Request
 from samebit.engine.cache_view import cache_view, place_of
 from samebit.engine.device import (
@@ -45,6 +48,15 @@ from samebit.state.manager import StateManager
 from samebit.state.pools import StatePools
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class _Launched(NamedTuple):
+    """A step that the device has been given: what waits for its results, and when it was begun."""
+
+    plan: BatchPlan
+    read: Callable[[], StepOutput]
+    began_s: float
 
 
 class Engine:
@@ -78,7 +90,15 @@ class Engine:
         self._runner = make_runner(config, loaded, self.pools, device)
         capture_graphs(config, self._runner, loaded, geometry)
         self._outputs = OutputProcessor(self.tokenizer)
-        self._totals = {"generation_tokens": 0, "failed_steps": 0, "num_weight_updates": 0}
+        self._totals = {
+            "generation_tokens": 0,
+            "failed_steps": 0,
+            "num_weight_updates": 0,
+            "num_steps": 0,
+            "step_s": 0.0,
+            "waited_s": 0.0,
+        }
+        self._launched = deque[_Launched]()
         self.timeline = Timeline()
         self._arrived_s: dict[str, float] = {}
         self._queue_times_s: list[float] = []
@@ -179,22 +199,65 @@ class Engine:
         return self.info
 
     def _step(self) -> list[EngineOutput]:
-        started_s = time.monotonic()
-        plan = self.scheduler.plan()
-        self._note_admitted(plan, time.monotonic())
+        began_s = time.monotonic()
+        outputs = self._one_step()
+        self._totals["num_steps"] += 1
+        self._totals["step_s"] += time.monotonic() - began_s
+        return outputs
+
+    def _one_step(self) -> list[EngineOutput]:
+        """Launch a step if none is in flight, and the next one behind it if that can be; then take in the results of the older."""
+        if not self._launched:
+            plan = self.scheduler.plan()
+            try:
+                self._launch(plan)
+            except BaseException as error:  # noqa: BLE001 - a step is a boundary: its requests end with what went wrong
+                return self._failed(plan, error)
+        problem = None
+        ahead = self.scheduler.plan_ahead() if self._config.async_scheduling else None
+        if ahead is not None:
+            try:
+                self._launch(ahead)
+            except BaseException as error:  # noqa: BLE001 - as above; but the older step is still good
+                problem = error
+        launched = self._launched.popleft()
         try:
-            output = self._runner.execute(plan)
-        except BaseException as error:  # a step is a boundary: its requests end with what went wrong
-            _log.exception("step %d failed (%d rows)", plan.step, len(plan.rows))
-            self._totals["failed_steps"] += 1
-            message = f"step {plan.step} failed: {type(error).__name__}: {error}"
-            failed = [self._deliver(progress) for progress in self.scheduler.fail(message)]
-            if not isinstance(error, Exception) or is_lost(self._device):
-                raise  # the whole program is to end, or to go on elsewhere
-            return failed
+            output = self._waited(launched.read)
+        except BaseException as error:  # noqa: BLE001 - as above
+            return self._failed(launched.plan, error)
         gained = self.scheduler.commit(output)
-        self.timeline.step(plan.rows, output.accepted, started_s, time.monotonic())
-        return [self._deliver(progress) for progress in gained]
+        self.timeline.step(launched.plan.rows, output.accepted, launched.began_s, time.monotonic())
+        outputs = [self._deliver(progress) for progress in gained]
+        if ahead is not None and problem is not None:
+            outputs += self._failed(ahead, problem)
+        return outputs
+
+    def _launch(self, plan: BatchPlan) -> None:
+        began_s = time.monotonic()
+        self._note_admitted(plan, began_s)
+        launch = partial(self._runner.launch, plan)
+        # A CPU runs a step while it is launched.
+        read = self._waited(launch) if self._device.type == "cpu" else launch()
+        self._launched.append(_Launched(plan, read, began_s))
+
+    def _waited(self, call: Callable[[], _T]) -> _T:
+        """What `call` gives; the time until then is the device's."""
+        began_s = time.monotonic()
+        try:
+            return call()
+        finally:
+            self._totals["waited_s"] += time.monotonic() - began_s
+
+    def _failed(self, plan: BatchPlan, error: BaseException) -> list[EngineOutput]:
+        """End all requests of the steps in flight, the first of which `plan` is."""
+        _log.error("step %d failed (%d rows)", plan.step, len(plan.rows), exc_info=error)
+        self._launched.clear()
+        self._totals["failed_steps"] += 1
+        message = f"step {plan.step} failed: {type(error).__name__}: {error}"
+        failed = [self._deliver(progress) for progress in self.scheduler.fail(message)]
+        if not isinstance(error, Exception) or is_lost(self._device):
+            raise error  # the whole program is to end, or to go on elsewhere
+        return failed
 
     def look(self, look: Look) -> View:
         """What `look` asks to see, as of now."""
@@ -218,6 +281,7 @@ class Engine:
             **self.scheduler.counters.totals(),
             **self.grammars.counts.totals(),
             **self._totals,
+            "host_s": self._totals["step_s"] - self._totals["waited_s"],
         }
 
     def _note_admitted(self, plan: BatchPlan, now_s: float) -> None:

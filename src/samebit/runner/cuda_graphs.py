@@ -6,7 +6,9 @@ operations and the same number of kernels as when it runs eagerly, and no buffer
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +16,18 @@ from torch import Tensor
 
 from samebit.core.errors import GraphError
 from samebit.runner.graphs import Manifest, check_manifest, watched
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Graphs of an engine that nobody holds any more may wait for the collector; to free one now would end the capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class CudaRecording:
@@ -33,7 +47,7 @@ class CudaRecording:
         launched = count_launches() - before
         self._graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(self._graph, pool=pool):
+            with _no_garbage_collection(), torch.cuda.graph(self._graph, pool=pool):
                 before = count_launches()
                 self._result, self.manifest = watched(step)
                 captured = count_launches() - before

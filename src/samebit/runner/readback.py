@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -31,11 +32,11 @@ class _Place:
 
 
 class Results:
-    """Where the results of a bucket's steps lie, and the host memory that they are copied to. The next `read` overwrites the last."""
+    """Where the results of a bucket's steps lie, and the host memory that they are copied to, for two steps in turn."""
 
     def __init__(self) -> None:
         self._places: list[_Place] = []
-        self._host = torch.empty(0, dtype=torch.uint8)
+        self._hosts = [torch.empty(0, dtype=torch.uint8)] * 2
 
     def pack(self, result: StepTensors) -> Tensor:
         """The bytes of `result` [N] uint8 on its device, wide elements first, so that every field is aligned."""
@@ -48,14 +49,27 @@ class Results:
             self._places.append(_Place(name, slice(first, end), _DTYPES[found[name].dtype], tuple(found[name].shape)))
         return torch.cat(parts)
 
-    def read(self, packed: Tensor) -> dict[str, np.ndarray]:
-        """The fields of StepTensors in host memory by name, once the device has computed what `pack` gave for them."""
+    def copy(self, packed: Tensor) -> Callable[[], dict[str, np.ndarray]]:
+        """Begin to copy what `pack` gave to the host. What is returned waits for it, and gives the fields of StepTensors by name.
+
+        They are overwritten by the copy after the next.
+        """
         if packed.device.type == "cpu":
-            self._host = packed
-        else:
-            if self._host.shape != packed.shape:
-                self._host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True)
-            self._host.copy_(packed, non_blocking=True)
-            torch.cuda.current_stream(packed.device).synchronize()
-        host = self._host.numpy()
-        return {place.name: host[place.part].view(place.dtype).reshape(place.shape) for place in self._places}
+            own = packed.clone()  # a replay of the same step writes to the same place
+            return lambda: self._fields(own)
+        self._hosts.reverse()
+        if self._hosts[0].shape != packed.shape:
+            self._hosts[0] = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True)
+        host, done = self._hosts[0], torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types here
+        host.copy_(packed, non_blocking=True)
+        done.record()
+
+        def read() -> dict[str, np.ndarray]:
+            done.synchronize()
+            return self._fields(host)
+
+        return read
+
+    def _fields(self, host: Tensor) -> dict[str, np.ndarray]:
+        raw = host.numpy()
+        return {place.name: raw[place.part].view(place.dtype).reshape(place.shape) for place in self._places}

@@ -107,9 +107,16 @@ class LocalRunner:
         self._captured: dict[Bucket, _Program] = {}
         self._ladder = Ladder([])
 
-    @torch.inference_mode()
     def execute(self, plan: BatchPlan) -> StepOutput:
         """Run one step to its end. Raises GraphError if a recording cannot be trusted."""
+        return self.launch(plan)()
+
+    @torch.inference_mode()
+    def launch(self, plan: BatchPlan) -> Callable[[], StepOutput]:
+        """Begin one step, behind those that were begun before; what is returned waits for its results. Raises as `execute` does.
+
+        A CPU has run it when this returns. Of the steps that were begun, at most one may be unread.
+        """
         bucket = Bucket.of(plan)
         with _one_torch_thread():
             self._pools.wipe(plan.retired)
@@ -117,7 +124,8 @@ class LocalRunner:
             if program is None:
                 program = self._program(bucket if self._graph == "eager" else bucket.rounded_up())
             program.buffers.fill(plan)
-            return _read_back(plan, program.results.read(program.run()))
+            read = program.results.copy(program.run())
+        return lambda: _read_back(plan, read())
 
     @torch.inference_mode()
     def capture(self, buckets: Sequence[Bucket]) -> Iterator[int]:

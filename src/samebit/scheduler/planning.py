@@ -23,17 +23,18 @@ from samebit.core.plan import (
 from samebit.scheduler.drafts import least_survival, worth
 from samebit.scheduler.sequence import Sequence, Status
 from samebit.state.manager import PendingCheckpoint, SequenceState, StateManager
-from samebit.state.prefix_tree import CheckpointKind
+from samebit.state.prefix_tree import Checkpoint, CheckpointKind
 
 
 @dataclass(slots=True, eq=False)
 class PlannedRow:
     """A sequence's share of a step, and where the plan asks for its parts.
 
-    `state` is the sequence's state when it was planned. `drafts` are the guessed tokens at the row's end. `pending` pairs
+    `state` is the sequence's state when it was planned, `resume` the checkpoint that its ring is filled from first. `drafts` are the
+    guessed tokens at the row's end. `is_ahead`: its first token is what the step before it draws, which only the device knows. `pending` pairs
     an entry's index with its checkpoint; `resume_entry` is the index of the entry that compares a resumed state's pages;
     `first_sample` and `targets` say which logits rows are its own (a target of DRAW is a new token); `draft_index`: which
-    of the step's proposals is its own.
+    of the step's proposals is its own; `draws`: it reaches the last token that its sequence has then, and draws the next.
     """
 
     sequence: Sequence
@@ -41,11 +42,23 @@ class PlannedRow:
     start: int
     num_tokens: int
     drafts: list[int] = field(default_factory=list)
+    resume: Checkpoint | None = None
+    is_ahead: bool = False
     pending: list[tuple[int, PendingCheckpoint]] = field(default_factory=list)
     resume_entry: int | None = None
     first_sample: int = 0
     targets: list[int] = field(default_factory=list)
     draft_index: int | None = None
+    draws: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        num_known = len(self.sequence.token_ids) + self.is_ahead
+        self.draws = self.num_tokens > 0 and self.end - len(self.drafts) == num_known
+
+    @property
+    def end(self) -> int:
+        """The position behind its tokens."""
+        return self.start + self.num_tokens
 
 
 def write_plan(
@@ -68,7 +81,7 @@ def write_plan(
             behind = row.num_tokens + manager.geometry.max_drafts
             manager.grow(row.state, min(behind, row.sequence.max_length - row.start))
         deltas += manager.take_deltas(row.state)
-        if row.state.resume is not None:
+        if row.resume is not None:
             row.resume_entry = len(entries)
             entries.append(manager.resume_entry(row.state, number))
         if manager.enable_caching:
@@ -122,6 +135,16 @@ def promised_boundary(leader: Sequence, follower: Sequence, limit: int, interval
     return promised if promised > length else 0
 
 
+def awaits_prefix(follower: Sequence, running: Iterable[Sequence], manager: StateManager, interval: int) -> bool:
+    """Whether a running sequence is about to publish more of `follower`'s tokens than the cache holds now."""
+    if not manager.enable_caching:
+        return False
+    limit, salt = match_limit(follower), follower.request.cache_salt
+    leaders = [sequence for sequence in running if sequence.request.cache_salt == salt]
+    best = max((promised_boundary(leader, follower, limit, interval) for leader in leaders), default=0)
+    return best > 0 and best > manager.match_length(salt, follower.token_ids, limit)
+
+
 def chunk_limit(schedule: Schedule, sequence: Sequence, length: int) -> int:
     """`length`, or less where the schedule cuts a sequence's next chunk."""
     if not schedule.chunk_sizes:
@@ -133,6 +156,16 @@ def is_picked(schedule: Schedule, step: int, owner: int) -> bool:
     """A seeded choice that is true for `preempt_percent` of all (step, owner) pairs."""
     percent = schedule.preempt_percent
     return percent > 0 and owner_tag(step ^ (schedule.seed << 32), owner) % 100 < percent
+
+
+def picked(running: list[Sequence], schedule: Schedule, step: int) -> list[Sequence]:
+    """Sequences that the test schedule preempts before `step`, the youngest first; never the oldest."""
+    found = []
+    for sequence in running[:0:-1] if schedule.preempt_percent else ():
+        assert sequence.state is not None, "a running sequence has state"
+        if is_picked(schedule, step, sequence.state.owner):
+            found.append(sequence)
+    return found
 
 
 def worthy_guesses(
@@ -179,6 +212,19 @@ def spoiled(schedule: Schedule, step: int, owner: int, guesses: list[int]) -> li
     return [(token - 1 if token else 1) if pick else token for token, pick in zip(guesses, picked, strict=True)]
 
 
+def can_run_ahead(sequence: Sequence) -> bool:
+    """Whether a sequence whose last row is not committed can have the next one planned: all that it depends on is known.
+
+    It is not if an edit depends on what is drawn, or if guesses are verified: then the position behind them is not known either.
+    """
+    flight = sequence.flight
+    assert flight is not None, "a sequence in flight"
+    if flight.drafts or sequence.rules is not None or sequence.matcher is not None:
+        return False
+    has_room = not flight.draws or len(sequence.token_ids) + 1 < sequence.max_length
+    return sequence.finish_reason is None and has_room
+
+
 def publishable_boundary(state: SequenceState, page_size: int) -> int | None:
     """The page floor of a committed length, unless it is already published (or empty)."""
     floor = state.length // page_size * page_size
@@ -199,18 +245,17 @@ def _shared_length(one: list[int], other: list[int], limit: int) -> int:
 
 def _has_room_for_drafts(row: PlannedRow) -> bool:
     """Whether a row draws, and its sequence may have two more tokens behind the one that it is sure to get."""
-    sequence, end = row.sequence, row.start + row.num_tokens - len(row.drafts)
-    draws = row.num_tokens > 0 and end == len(sequence.token_ids)
-    return draws and sequence.request.params.speculation and sequence.max_length - end >= 3
+    sequence, end = row.sequence, row.end - len(row.drafts)
+    return row.draws and sequence.request.params.speculation and sequence.max_length - end >= 3
 
 
 def _plan_row(row: PlannedRow) -> PlanRow:
     sequence, start = row.sequence, row.start
     known = sequence.token_ids[start : start + row.num_tokens]
     # The device has what it drew and guessed last; guesses of the host are new to it.
-    is_known = sequence.drew_last and row.drafts == sequence.drafts[: len(row.drafts)]
+    is_known = row.is_ahead or (sequence.drew_last and row.drafts == sequence.drafts[: len(row.drafts)])
     token_ids = [] if is_known else [*known, *row.drafts]
-    resume = row.state.resume
+    resume = row.resume
     return PlanRow(
         request_id=sequence.request.request_id,
         slot=row.state.slot,
@@ -226,7 +271,7 @@ def _plan_row(row: PlannedRow) -> PlanRow:
 
 def _boundaries(row: PlannedRow, interval: int, page_size: int) -> list[tuple[int, CheckpointKind]]:
     """Boundaries b with start < b <= end: grid, prompt end and fork; for an ending sequence, its page floor."""
-    sequence, start, end = row.sequence, row.start, row.start + row.num_tokens
+    sequence, start, end = row.sequence, row.start, row.end
     if sequence.status is Status.PUBLISHING:
         floor = publishable_boundary(row.state, page_size)
         kind = CheckpointKind.RESPONSE_END if sequence.finish_reason else CheckpointKind.PREEMPTED
@@ -242,7 +287,7 @@ def _boundaries(row: PlannedRow, interval: int, page_size: int) -> list[tuple[in
 def _plan_samples(row: PlannedRow, number: int) -> list[PlanSample]:
     """Logits rows: prompt tokens to score; draws from the sequence's last token on, if the row reaches it."""
     sequence, start = row.sequence, row.start
-    end = start + row.num_tokens - len(row.drafts)
+    end = row.end - len(row.drafts)
     if not row.num_tokens:
         return []
     params = sequence.request.params
@@ -253,9 +298,11 @@ def _plan_samples(row: PlannedRow, number: int) -> list[PlanSample]:
         wanted += [
             (i - 1 - start, sequence.token_ids[i], params.prompt_logprobs, LogitEdits()) for i in range(first, last)
         ]
-    if end == len(sequence.token_ids):
+    if row.draws:
+        # Whoever is planned ahead has no edits that depend on what a token is, only on how many there are.
+        unknown = [DRAW] * row.is_ahead
         for ahead in range(len(row.drafts) + 1):
-            edits = sequence.logit_edits(row.drafts[:ahead])
+            edits = sequence.logit_edits([*unknown, *row.drafts[:ahead]])
             wanted.append((end - 1 - start + ahead, DRAW, params.logprobs or 0, edits))
     return [
         PlanSample(

@@ -1,38 +1,50 @@
 """The scheduler: which sequences take how many tokens in the next step, and what a step's results mean for them.
 
 A pure function of its calls: no tensors, clock, randomness or I/O. One step is `plan()`, executed elsewhere, then
-`commit(output)`. The oldest running sequence is never preempted, and everything else can be, so it always proceeds.
+`commit(output)`; while it runs, `plan_ahead()` may plan the one behind it. The oldest running sequence is never preempted,
+and everything else can be, so it always proceeds.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from itertools import takewhile
+from typing import NamedTuple
 
 import msgspec
 
 from samebit.core.config import EngineConfig
 from samebit.core.errors import InvalidRequestError
-from samebit.core.plan import DRAW, BatchPlan, SampleOutput, StepOutput
-from samebit.core.request import FinishReason, Request, SpeculationCounts, TokenLogprobs
+from samebit.core.plan import BatchPlan, StepOutput
+from samebit.core.request import FinishReason, Request
 from samebit.grammar.matcher import Matcher
 from samebit.scheduler.counters import Counters
 from samebit.scheduler.edits import LogitRules
 from samebit.scheduler.misses import miss_reason
 from samebit.scheduler.planning import (
     PlannedRow,
+    awaits_prefix,
+    can_run_ahead,
     chunk_limit,
-    is_picked,
     match_limit,
-    promised_boundary,
+    picked,
     publishable_boundary,
     worthy_guesses,
     write_plan,
 )
 from samebit.scheduler.queue import WaitingQueue, check_fits
+from samebit.scheduler.results import take_samples
 from samebit.scheduler.sequence import Progress, Sequence, Status
 from samebit.speculative.host import HostDrafter
 from samebit.state.manager import SequenceState, StateManager
+
+
+class _Flight(NamedTuple):
+    """A step that is planned and not committed."""
+
+    step: int
+    rows: list[PlannedRow]
 
 
 class Scheduler:
@@ -56,7 +68,7 @@ class Scheduler:
         self._step, self._sequences = 0, dict[str, Sequence]()
         self._waiting = WaitingQueue(config.priority_aging_steps)
         self._running, self._publishing = list[Sequence](), list[Sequence]()
-        self._in_flight, self._admitted = list[PlannedRow](), list[str]()
+        self._flights, self._admitted = deque[_Flight](), list[str]()
 
     @property
     def num_waiting(self) -> int:
@@ -71,7 +83,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._waiting or self._running or self._publishing)
+        return bool(self._waiting or self._running or self._publishing or self._flights)
 
     def add(self, request: Request) -> None:
         """Queue a request; InvalidRequestError (or PromptTooLongError) when it can never run."""
@@ -99,16 +111,76 @@ class Scheduler:
         if sequence is None:
             return False
         sequence.finish_reason = reason
-        if any(row.sequence is sequence for row in self._in_flight):
-            return True
-        self._end(sequence)
+        if sequence.flight is None:
+            self._end(sequence)
         return True
 
     def plan(self) -> BatchPlan:
         """Decide the next step. Every call must be followed by `commit`, or by `fail` if the step cannot be executed."""
-        assert not self._in_flight, "the last step has not been committed"
+        assert not self._flights, "the last step has not been committed"
         self._step += 1
-        self._preempt_picked()
+        for sequence in picked(self._running, self._config.schedule, self._step):
+            self._preempt(sequence)
+        return self._launch(self._plan_rows())
+
+    def plan_ahead(self) -> BatchPlan | None:
+        """Decide the step behind the one in flight, or None where its results are needed first.
+
+        It takes what is sure: the next token of whoever draws, the next chunk of a prompt, requests that wait. Whoever then turns out
+        to have ended has computed one token in vain.
+        """
+        assert len(self._flights) == 1, "one step is in flight"
+        if self._manager.geometry.max_drafts or picked(self._running, self._config.schedule, self._step + 1):
+            return None
+        self._step += 1
+        planned = self._plan_rows()
+        if not planned:
+            self._step -= 1
+            return None
+        return self._launch(planned)
+
+    def commit(self, output: StepOutput) -> list[Progress]:
+        """Take in the results of the oldest step in flight: tokens, acknowledged checkpoints, damaged resumes."""
+        flight = self._flights.popleft()
+        assert output.step == flight.step, "results belong to the oldest step in flight"
+        self._manager.retire(flight.step)
+        progress = [self._commit_row(number, row, output) for number, row in enumerate(flight.rows)]
+        return [item for item in progress if item is not None]
+
+    def fail(self, error: str) -> list[Progress]:
+        """End every request of the steps in flight, whose results are lost; nothing of them is published."""
+        rows = [row for flight in self._flights for row in flight.rows]
+        self._flights.clear()
+        self._manager.retire(self._step)
+        failed = []
+        for row in rows:
+            for _, pending in row.pending:
+                self._manager.discard(pending)
+            row.sequence.flight = None
+            if row.sequence.state is not row.state:
+                continue
+            if row.sequence.finish_reason is None:
+                failed.append(self._error(row.sequence, error))
+            else:
+                self._drop(row.sequence)
+        return failed
+
+    def take_admitted(self) -> list[str]:
+        """Requests that were admitted for the first time since the last call."""
+        admitted, self._admitted = self._admitted, []
+        return admitted
+
+    def check(self) -> None:
+        """Assert that every id is accounted for."""
+        live = [s.state for s in (*self._running, *self._publishing) if s.state]
+        assert all(sequence.state is None for sequence in self._waiting), "a waiting request holds state"
+        assert all(s.status is Status.WAITING for s in self._waiting), "a request that has ended waits"
+        self._manager.check(live, [p for flight in self._flights for row in flight.rows for _, p in row.pending])
+
+    # Planning
+
+    def _plan_rows(self) -> list[PlannedRow]:
+        """The rows of the next step: running sequences in order, then as many that wait as find room, then those that end."""
         planned, num_tokens = list[PlannedRow](), 0
         running = list(self._running)
         guesses = worthy_guesses(
@@ -125,56 +197,23 @@ class Scheduler:
                 num_tokens += row.num_tokens
         for sequence in list(self._waiting):
             room = self._room(len(planned), num_tokens)
-            if room and self._awaits_prefix(sequence):
+            if room and awaits_prefix(sequence, self._running, self._manager, self._config.checkpoint_interval):
                 continue
             row = self._admitted_row(sequence, room) if room else None
             if row is None:
                 break
             planned.append(row)
             num_tokens += row.num_tokens
-        planned += [self._publishing_row(sequence) for sequence in self._publishing]
+        return planned + [self._publishing_row(sequence) for sequence in self._publishing if sequence.flight is None]
+
+    def _launch(self, planned: list[PlannedRow]) -> BatchPlan:
         is_drafting = self._drafter is None and self._manager.geometry.max_drafts > 0
         plan = write_plan(self._step, planned, self._manager, self._config, is_drafting=is_drafting)
-        self._in_flight = planned
+        self._flights.append(_Flight(self._step, planned))
+        for row in planned:
+            row.sequence.flight = row
         self._manager.launch(self._step)
         return plan
-
-    def commit(self, output: StepOutput) -> list[Progress]:
-        """Take in a step's results: tokens, acknowledged checkpoints, damaged resumes."""
-        assert output.step == self._step, "results belong to the step in flight"
-        planned, self._in_flight = self._in_flight, []
-        self._manager.retire(self._step)
-        progress = [self._commit_row(number, row, output) for number, row in enumerate(planned)]
-        return [item for item in progress if item is not None]
-
-    def fail(self, error: str) -> list[Progress]:
-        """End every request of the step in flight, whose results are lost; nothing of it is published."""
-        planned, self._in_flight = self._in_flight, []
-        self._manager.retire(self._step)
-        failed = []
-        for row in planned:
-            for _, pending in row.pending:
-                self._manager.discard(pending)
-            if row.sequence.finish_reason is None:
-                failed.append(self._error(row.sequence, error))
-            else:
-                self._drop(row.sequence)
-        return failed
-
-    def take_admitted(self) -> list[str]:
-        """Requests that were admitted for the first time since the last call."""
-        admitted, self._admitted = self._admitted, []
-        return admitted
-
-    def check(self) -> None:
-        """Assert that every id is accounted for; between steps only."""
-        assert not self._in_flight, "a step is in flight"
-        live = [s.state for s in (*self._running, *self._publishing) if s.state]
-        assert all(sequence.state is None for sequence in self._waiting), "a waiting request holds state"
-        assert all(s.status is Status.WAITING for s in self._waiting), "a request that has ended waits"
-        self._manager.check(live, [])
-
-    # Planning
 
     def _room(self, num_rows: int, num_tokens: int) -> int:
         """Tokens that a step with so many rows and tokens can still take; 0 when it has all its rows."""
@@ -183,25 +222,22 @@ class Scheduler:
         return self._config.max_num_batched_tokens - num_tokens
 
     def _running_row(self, sequence: Sequence, room: int, drafts: list[int]) -> PlannedRow | None:
-        state = sequence.state
+        state, flight = sequence.state, sequence.flight
         assert state is not None, "a running sequence has state"
-        left = len(sequence.token_ids) - state.length
+        if flight is not None and not can_run_ahead(sequence):
+            return None
+        start = state.length if flight is None else flight.end
+        is_ahead = flight is not None and flight.draws
+        left = len(sequence.token_ids) + is_ahead - start
         wanted = chunk_limit(self._config.schedule, sequence, min(room, left + len(drafts)))
-        while not (num_tokens := self._manager.grow(state, wanted)):
-            if not self._preempt_youngest(sequence):
+        before = start - state.length
+        while (num_tokens := self._manager.grow(state, before + wanted) - before) <= 0:
+            # Nobody is preempted while a step is in flight: what it is about to give is not known.
+            if self._flights or not self._preempt_youngest(sequence):
                 return None
         sequence.num_chunks += 1
-        return PlannedRow(sequence, state, state.length, num_tokens, drafts[: max(0, num_tokens - left)])
-
-    def _awaits_prefix(self, sequence: Sequence) -> bool:
-        """Whether a running sequence is about to publish more of this one's tokens than the cache holds now."""
-        if not self._manager.enable_caching:
-            return False
-        limit, salt = match_limit(sequence), sequence.request.cache_salt
-        leaders = [s for s in self._running if s.request.cache_salt == salt]
-        promised = [promised_boundary(s, sequence, limit, self._config.checkpoint_interval) for s in leaders]
-        best = max(promised, default=0)
-        return best > 0 and best > self._manager.match_length(salt, sequence.token_ids, limit)
+        guesses = drafts[: max(0, num_tokens - left)]
+        return PlannedRow(sequence, state, start, num_tokens, guesses, is_ahead=is_ahead)
 
     def _admitted_row(self, sequence: Sequence, room: int) -> PlannedRow | None:
         """Admit a waiting sequence if its whole prompt finds pages now, without preempting anybody."""
@@ -221,7 +257,7 @@ class Scheduler:
         if sequence.num_cached < 0:
             self._first_admitted(sequence, state)
         sequence.num_chunks += 1
-        return PlannedRow(sequence, state, state.length, num_tokens)
+        return PlannedRow(sequence, state, state.length, num_tokens, resume=state.resume)
 
     def _first_admitted(self, sequence: Sequence, state: SequenceState) -> None:
         sequence.num_cached = state.length
@@ -233,13 +269,6 @@ class Scheduler:
     def _publishing_row(self, sequence: Sequence) -> PlannedRow:
         assert sequence.state is not None, "only a sequence with state is published"
         return PlannedRow(sequence, sequence.state, sequence.state.length, 0)
-
-    def _preempt_picked(self) -> None:
-        for sequence in self._running[:0:-1]:
-            state = sequence.state
-            assert state is not None, "a running sequence has state"
-            if is_picked(self._config.schedule, self._step, state.owner):
-                self._preempt(sequence)
 
     def _preempt_youngest(self, needy: Sequence) -> bool:
         """Preempt the youngest running sequence; False if that leaves nothing for `needy` to wait for in this step."""
@@ -258,6 +287,11 @@ class Scheduler:
 
     def _commit_row(self, number: int, row: PlannedRow, output: StepOutput) -> Progress | None:
         sequence, state = row.sequence, row.state
+        if sequence.flight is row:
+            sequence.flight = None
+        if sequence.state is not state:
+            self._discard(row)
+            return None
         intact = output.rows_intact[number] and (row.resume_entry is None or output.pages_intact[row.resume_entry])
         checkpoint = self._manager.unpin(state)
         rejected = len(row.drafts) - output.accepted[number]
@@ -266,14 +300,14 @@ class Scheduler:
         usable = intact and len(finite) == len(samples)
         progress = None
         if intact and sequence.status is Status.RUNNING and sequence.finish_reason is None:
-            progress = self._take_samples(sequence, row, finite, output.accepted[number])
+            progress = take_samples(sequence, row, finite, output.accepted[number], self.counters)
             if row.draft_index is not None:
                 sequence.drafts = output.drafts[row.draft_index]
                 sequence.confidence = output.confidence[row.draft_index]
         if usable:
             # What was accepted behind a stop is no part of the sequence.
-            length = min(row.start + row.num_tokens - rejected, len(sequence.token_ids))
-            self._manager.advance(state, length, self._step)
+            length = min(row.end - rejected, len(sequence.token_ids))
+            self._manager.advance(state, length, output.step)
         self._publish(row, output, is_usable=usable)
         if sequence.status is Status.PUBLISHING:
             self._drop(sequence)
@@ -283,13 +317,13 @@ class Scheduler:
             if checkpoint is not None:
                 self._manager.drop_damaged(checkpoint)
             return self._start_over(sequence)
-        if sequence.finish_reason is not None:
-            # An unusable step has moved the ring on but not the committed length: nothing is left to publish from.
-            (self._end if usable else self._drop)(sequence)
-            return None
         if progress is not None and progress.finish_reason is not None:
             del self._sequences[sequence.request.request_id]
             sequence.finish_reason = progress.finish_reason
+        if sequence.finish_reason is not None and usable and sequence.flight is not None:
+            return progress  # what it has in flight goes first
+        if sequence.finish_reason is not None:
+            # An unusable step has moved the ring on but not the committed length: nothing is left to publish from.
             (self._end if usable else self._drop)(sequence)
             return progress
         if not usable:
@@ -297,55 +331,21 @@ class Scheduler:
         self._manager.trim(state)
         return progress
 
+    def _discard(self, row: PlannedRow) -> None:
+        """A row whose sequence has lost the state that it was planned with leaves nothing."""
+        for _, pending in row.pending:
+            self._manager.discard(pending)
+
     def _publish(self, row: PlannedRow, output: StepOutput, *, is_usable: bool) -> None:
         """Publish what was acknowledged of a row's checkpoints; one that lies past the accepted drafts never came to be."""
         for index, pending in row.pending:
-            is_past = is_usable and row.state.length < pending.entry.boundary <= row.start + row.num_tokens
+            is_past = is_usable and row.state.length < pending.entry.boundary <= row.end
             if is_usable and not is_past and output.pages_intact[index] and output.rows_written[index]:
                 self._manager.publish(row.state, row.sequence.token_ids, pending)
                 self.counters.num_published += 1
             else:
                 self._manager.discard(pending)
                 self.counters.num_refused_checkpoints += not is_past
-
-    def _take_samples(
-        self, sequence: Sequence, row: PlannedRow, samples: list[SampleOutput], num_accepted: int
-    ) -> Progress | None:
-        """Fold a row's results into its sequence one by one, up to where it stops."""
-        scored: list[TokenLogprobs] = []
-        drawn: list[TokenLogprobs] = []
-        reason, stop_id = None, None
-        for target, sample in zip(row.targets, samples, strict=False):
-            item = TokenLogprobs(sample.token_id, sample.logprob, sample.rank, sample.top_ids, sample.top_logprobs)
-            if target != DRAW:
-                scored.append(item)
-                continue
-            drawn.append(item)
-            sequence.append(item.token_id)
-            reason, stop_id = sequence.stop_after(item.token_id)
-            if reason is not None:
-                break
-        sequence.num_scored += len(scored)
-        sequence.drew_last, sequence.drafts, sequence.confidence = bool(drawn), [], []
-        sequence.estimate.learn(len(row.drafts), num_accepted)
-        counts = SpeculationCounts()
-        if row.drafts:
-            counts = self.counters.verified(len(row.drafts), min(num_accepted, len(drawn)))
-        if not (scored or drawn or sequence.request.wants_progress):
-            return None
-        return Progress(
-            request_id=sequence.request.request_id,
-            tokens=drawn,
-            prompt=scored,
-            finish_reason=reason,
-            stop_token_id=stop_id,
-            error=sequence.failure,
-            speculation=counts,
-            num_cached_tokens=max(sequence.num_cached, 0),
-            num_processed_tokens=min(row.start + row.num_tokens, sequence.num_prompt),
-            cache_miss_reason=sequence.miss_reason,
-            num_preemptions=sequence.num_preemptions,
-        )
 
     def _start_over(self, sequence: Sequence) -> Progress | None:
         """Compute again from the first token, once: damage in a run that no cache had a part in would only come back."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,6 +15,9 @@ from samebit.scheduler.drafts import AcceptanceEstimate
 from samebit.scheduler.edits import LogitRules, banning
 from samebit.speculative.host import Proposer
 from samebit.state.manager import SequenceState
+
+if TYPE_CHECKING:
+    from samebit.scheduler.planning import PlannedRow
 
 
 class Status(Enum):
@@ -49,7 +53,7 @@ class Sequence:
     end. `is_cold` bars the prefix cache after a damaged resume. `max_length` is where it ends for lack of room.
     `rules`: its bias and penalties, if it has any; `matcher`: its way through its grammar, likewise. `drew_last`: the last step drew its last token, so the device has it. `proposer` guesses its next tokens on the host;
     `drafts` are guesses that the last step made on the device, which has them too, with its `confidence` in each;
-    `estimate` tells how good guesses have been.
+    `estimate` tells how good guesses have been. `flight` is its latest row that is planned and not committed.
     """
 
     request: Request
@@ -73,6 +77,7 @@ class Sequence:
     stop_ids: frozenset[int] = field(default_factory=frozenset)
     rules: LogitRules | None = None
     matcher: Matcher | None = None
+    flight: PlannedRow | None = None
 
     @property
     def num_prompt(self) -> int:

@@ -1,0 +1,65 @@
+"""Faults of planning a step while another is in flight."""
+
+from __future__ import annotations
+
+from tests.mutants.edits import Mutant, edit
+
+SCHEDULER = "scheduler.scheduler:Scheduler."
+PLANNING = "scheduler.planning:"
+
+AHEAD_MUTANTS = [
+    Mutant(
+        "a step is taken for the newest one",
+        "Pages that a step completed get the stamps of the step that was planned behind it.",
+        (),
+        (edit(SCHEDULER + "_commit_row", "length, output.step)", "length, self._step)"),),
+        "ahead",
+        "refused",
+    ),
+    Mutant(
+        "a row planned ahead begins at the committed length",
+        "The row in flight is forgotten when the next one is planned.",
+        (),
+        (
+            edit(
+                SCHEDULER + "_running_row",
+                "start = state.length if flight is None else flight.end",
+                "start = state.length",
+            ),
+        ),
+        "ahead",
+        "token_ids",
+    ),
+    Mutant(
+        "the token in flight does not count",
+        "Whether `min_tokens` is reached is asked without the token that the step in flight draws.",
+        (),
+        (edit(PLANNING + "_plan_samples", "unknown = [DRAW] * row.is_ahead", "unknown = []"),),
+        "ahead",
+        "token_ids",
+    ),
+    Mutant(
+        "penalties do not wait for the token",
+        "A request with penalties is planned ahead, without what the step in flight draws.",
+        (),
+        (edit(PLANNING + "can_run_ahead", "or sequence.rules is not None", ""),),
+        "ahead",
+        "token_ids",
+    ),
+    Mutant(
+        "a request goes on past its room",
+        "The token in flight is the last that a request may have, and one more is planned.",
+        (),
+        (edit(PLANNING + "can_run_ahead", "len(sequence.token_ids) + 1 < sequence.max_length", "True"),),
+        "ahead",
+        "beyond",
+    ),
+    Mutant(
+        "what has lost its state is taken in",
+        "A row in flight of a request that began anew counts for its new state.",
+        (),
+        (edit(SCHEDULER + "_commit_row", "if sequence.state is not state:", "if False:"),),
+        "ahead",
+        "Error",
+    ),
+]
