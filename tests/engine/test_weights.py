@@ -1,5 +1,6 @@
 """New weights in a running engine: the answers become those of an engine that was started with them."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -178,10 +179,11 @@ def test_the_queue_time_of_each_request_is_told_once(models):
     engine = engine_of(models[0])
     ask(engine, "a")
     ask(engine, "b")
-    times = engine.take_queue_times()
-    assert len(times) == 2
-    assert all(0 <= wait_s < 60 for wait_s in times)
-    assert engine.take_queue_times() == []
+    admitted = engine.take_admitted()
+    assert [item.request_id for item in admitted] == ["a", "b"]
+    assert all(0 <= item.waited_s < 60 for item in admitted)
+    assert admitted[0].began_s < admitted[1].began_s < time.monotonic()
+    assert engine.take_admitted() == []
 
 
 def test_progress_through_a_prompt_is_told_to_those_who_ask(models):

@@ -14,6 +14,7 @@ import msgspec
 
 from samebit.core.errors import InvalidRequestError, ModelError
 from samebit.core.request import EngineInfo, EngineOutput, TokenLogprobs
+from samebit.engine.messages import Admitted
 from samebit.engine.views import CacheView, RequestsView
 
 KILL, FAIL, ENDLESS = 255, 254, 253
@@ -36,7 +37,7 @@ class FakeEngine:
             raise ModelError("nano: this model is cursed")
         self._requests = {}
         self._done = {}
-        self._waits_s = []
+        self._admitted = []
         self._compile_times_s = []
         self.num_flushes = 0
         self.aborted = []
@@ -73,7 +74,7 @@ class FakeEngine:
             raise InvalidRequestError("prompt is too long", param="prompt")
         self._requests[request.request_id] = request
         self._done[request.request_id] = 0
-        self._waits_s.append(0.25)
+        self._admitted.append(Admitted(request.request_id, time.monotonic(), 0.25))
 
     def abort(self, request_id):
         self.aborted.append(request_id)
@@ -91,9 +92,9 @@ class FakeEngine:
     def take_eviction_times(self):
         return []
 
-    def take_queue_times(self):
-        times, self._waits_s = self._waits_s, []
-        return times
+    def take_admitted(self):
+        admitted, self._admitted = self._admitted, []
+        return admitted
 
     def flush_cache(self):
         self.num_flushes += 1

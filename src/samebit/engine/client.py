@@ -43,7 +43,7 @@ from samebit.engine.messages import (
     error_of,
 )
 from samebit.engine.metrics import ServerMetrics
-from samebit.engine.streams import OpenRequest, OutputStream
+from samebit.engine.streams import OpenRequest, OutputStream, RequestRecord
 from samebit.engine.views import Look, View
 
 MAX_OPEN_TOKENS = 1 << 22
@@ -166,10 +166,11 @@ class AsyncEngineClient:
         now = time.monotonic()
         for request in requests:
             assert request.request_id not in self._open, "request ids are never used twice"
-            size = len(request.prompt_token_ids)
+            record = RequestRecord(now, len(request.prompt_token_ids))
+            stream.records.append(record)
             name = request.request_id.rpartition("-")[0] if answer_id is None else answer_id
-            self._open[request.request_id] = OpenRequest(stream, now, size, name)
-            self._num_open_tokens += size
+            self._open[request.request_id] = OpenRequest(stream, record, name)
+            self._num_open_tokens += record.num_prompt_tokens
             self._send(Submit(request))
         if self._open:
             self._idle.clear()
@@ -193,8 +194,8 @@ class AsyncEngineClient:
         entries = [self._open[name] for name in names]
         self.abort(names)
         for name, entry in zip(names, entries, strict=True):
-            last = entry.last or EngineOutput(request_id=name)
-            output = EngineOutput(
+            last = entry.record.last or EngineOutput(request_id=name)
+            entry.record.last = output = EngineOutput(
                 request_id=name,
                 finish_reason="abort",
                 num_cached_tokens=last.num_cached_tokens,
@@ -287,7 +288,7 @@ class AsyncEngineClient:
     def _close(self, request_id: str) -> OpenRequest | None:
         entry = self._open.pop(request_id, None)
         if entry is not None:
-            self._num_open_tokens -= entry.num_prompt_tokens
+            self._num_open_tokens -= entry.record.num_prompt_tokens
             if not self._open:
                 self._idle.set()
         return entry
@@ -344,8 +345,11 @@ class AsyncEngineClient:
                 now = time.monotonic()
                 for output in outputs:
                     self._deliver(output, now)
-            case Times(queued, compiled, evicted):
-                self._metrics.admitted(queued)
+            case Times(admitted, compiled, evicted):
+                self._metrics.admitted([item.waited_s for item in admitted])
+                for item in admitted:
+                    if item.request_id in self._open:
+                        self._open[item.request_id].record.admitted_s = item.began_s
                 self._metrics.compiled(compiled)
                 self._metrics.evicted(evicted)
             case Rejected(request_id, problem):
@@ -375,20 +379,22 @@ class AsyncEngineClient:
         entry = self._open.get(output.request_id)
         if entry is None:
             return
-        entry.last = output
+        record = entry.record
+        record.last = output
         if count := len(output.token_ids):
             self._drew.set()
-            if entry.last_token_s is None:
-                entry.first_token_s = now
-                self._metrics.first_token(now - entry.arrived_s, entry.num_prompt_tokens, output)
+            if record.last_token_s is None:
+                record.first_token_s = now
+                self._metrics.first_token(now - record.arrived_s, record.num_prompt_tokens, output)
             else:
-                self._metrics.next_tokens(now - entry.last_token_s, count)
-            entry.last_token_s = now
-            entry.num_tokens += count
+                self._metrics.next_tokens(now - record.last_token_s, count)
+            record.last_token_s = now
+            record.num_tokens += count
             self._metrics.generated(count)
         if output.finish_reason is not None:
             self._close(output.request_id)
-            self._metrics.finish(output.finish_reason, 1, now - entry.arrived_s)
-            if entry.first_token_s is not None and entry.num_tokens > 1:
-                self._metrics.per_token((now - entry.first_token_s) / (entry.num_tokens - 1))
+            record.ended_s = now
+            self._metrics.finish(output.finish_reason, 1, now - record.arrived_s)
+            if record.first_token_s is not None and record.num_tokens > 1:
+                self._metrics.per_token((now - record.first_token_s) / (record.num_tokens - 1))
         entry.stream.put(output)

@@ -30,6 +30,7 @@ from samebit.engine.device import (
 from samebit.engine.interrupts import uninterrupted
 from samebit.engine.loading import NextWeights, check_room, load, load_again
 from samebit.engine.memory import memory_of
+from samebit.engine.messages import Admitted
 from samebit.engine.model_source import resolve_model
 from samebit.engine.output import OutputProcessor
 from samebit.engine.profile import fingerprint, numerics_profile
@@ -101,7 +102,7 @@ class Engine:
         self._launched = deque[_Launched]()
         self.timeline = Timeline()
         self._arrived_s: dict[str, float] = {}
-        self._queue_times_s: list[float] = []
+        self._admitted: list[Admitted] = []
         profile = numerics_profile(config, kernels)
         self.info = EngineInfo(
             model=config.model,
@@ -154,10 +155,10 @@ class Engine:
         with uninterrupted():
             return self._step()
 
-    def take_queue_times(self) -> list[float]:
-        """Seconds that requests waited which were first admitted since the last call."""
-        times, self._queue_times_s = self._queue_times_s, []
-        return times
+    def take_admitted(self) -> list[Admitted]:
+        """Requests that were first admitted since the last call."""
+        admitted, self._admitted = self._admitted, []
+        return admitted
 
     def take_compile_times(self) -> list[float]:
         """Seconds that the compilation of grammars took since the last call."""
@@ -289,7 +290,7 @@ class Engine:
         admitted = self.scheduler.take_admitted()
         starts = {row.request_id: row.start for row in plan.rows} if admitted else {}
         for name in admitted:
-            self._queue_times_s.append(now_s - self._arrived_s.pop(name, now_s))
+            self._admitted.append(Admitted(name, now_s, now_s - self._arrived_s.pop(name, now_s)))
             request = self.timeline.waiting(name)
             if request is not None and name in starts:
                 self.timeline.admitted(name, place_of(self.manager, request, starts[name]), now_s)

@@ -107,10 +107,21 @@ class Connected(msgspec.Struct, frozen=True, tag=True):
     """The first message: from now on nobody needs the socket's file."""
 
 
-class Times(msgspec.Struct, frozen=True, tag=True):
-    """Seconds that requests waited which were just admitted, and that the compilation of grammars and evictions took."""
+class Admitted(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request's first step began at `began_s`, by the clock that all processes of a machine share (`time.monotonic`).
 
-    queued: list[float]
+    `waited_s`: since the engine took it on.
+    """
+
+    request_id: str
+    began_s: float
+    waited_s: float
+
+
+class Times(msgspec.Struct, frozen=True, tag=True):
+    """Requests that were just admitted, and the seconds that the compilation of grammars and evictions took."""
+
+    admitted: list[Admitted]
     compiled: list[float]
     evicted: list[float]
 

@@ -120,11 +120,11 @@ class EngineLoop:
             self._receive(0 if self._engine.has_work else idle_ms)
             for request in self._preparation.take_ready():
                 self._add(request)
-            if self._engine.has_work:
-                outputs = self._engine.step()
-                if outputs:
-                    self._send(Outputs(outputs))
+            outputs = self._engine.step() if self._engine.has_work else []
+            # Whoever hears of a request's end has heard when it began.
             self._tell_times()
+            if outputs:
+                self._send(Outputs(outputs))
             self._look_after_loading()
             while self._uses and not self._engine.has_work:
                 self._use(self._uses.pop(0))
@@ -221,10 +221,10 @@ class EngineLoop:
 
     def _tell_times(self) -> None:
         engine = self._engine
-        queued, compiled = engine.take_queue_times(), engine.take_compile_times()
+        admitted, compiled = engine.take_admitted(), engine.take_compile_times()
         evicted = engine.take_eviction_times()
-        if queued or compiled or evicted:
-            self._send(Times(queued, compiled, evicted))
+        if admitted or compiled or evicted:
+            self._send(Times(admitted, compiled, evicted))
 
     def _report(self) -> None:
         """Send stats at intervals while working, and once when the work has run out."""

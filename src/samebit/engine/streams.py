@@ -11,6 +11,23 @@ from samebit.core.reply import joined
 from samebit.core.request import EngineOutput, SpeculationCounts
 
 
+@dataclass(slots=True)
+class RequestRecord:
+    """How a request has fared so far; times are those of `time.monotonic`. Kept by the client.
+
+    `admitted_s`: when its first step began. `num_tokens`: of the answer, read or not. `last`: its last output.
+    """
+
+    arrived_s: float
+    num_prompt_tokens: int
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    ended_s: float | None = None
+    num_tokens: int = 0
+    last: EngineOutput | None = None
+
+
 class OutputStream:
     """Outputs of a group of requests as they come, until all have finished. One reader.
 
@@ -20,11 +37,18 @@ class OutputStream:
 
     def __init__(self, request_ids: Sequence[str], abort: Callable[[Sequence[str]], None]) -> None:
         """`abort` is called with the requests that have not finished when the stream is closed."""
+        self.records: list[RequestRecord] = []
+        """One for each request, in order (filled by the client)."""
         self._abort = abort
         self._unfinished = set(request_ids)
         self._pending: dict[str, list[EngineOutput]] = {}
         self._error: SamebitError | None = None
         self._changed = asyncio.Event()
+
+    @property
+    def error(self) -> SamebitError | None:
+        """What the stream ended with, if it was no output."""
+        return self._error
 
     def put(self, output: EngineOutput) -> None:
         """Add what a request gained (called by the client)."""
@@ -76,13 +100,8 @@ class OpenRequest:
     """What the client remembers of a request while it is open. `stream`: who reads its outputs; `answer_id`: what `cancel` knows it by."""
 
     stream: OutputStream
-    arrived_s: float
-    num_prompt_tokens: int
+    record: RequestRecord
     answer_id: str
-    first_token_s: float | None = None
-    last_token_s: float | None = None
-    num_tokens: int = 0
-    last: EngineOutput | None = None
 
 
 def merge(outputs: Sequence[EngineOutput]) -> EngineOutput:
