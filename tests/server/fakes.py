@@ -55,6 +55,10 @@ class FakeEngine:
     def has_work(self):
         return bool(self._requests)
 
+    @property
+    def has_audits(self):
+        return False
+
     def prepare(self, request):
         pattern = request.params.structured_outputs.regex
         while pattern != "bad" and not Path(pattern).exists():

@@ -69,6 +69,10 @@ PriorityAging = Annotated[
     int | None,
     typer.Option("--priority-aging-steps", help="Steps of waiting that weigh as much as one level of priority."),
 ]
+AuditRate = Annotated[
+    float | None,
+    typer.Option("--audit-rate", help="Share of requests computed a second time, cold, and compared.", min=0, max=1),
+]
 MetricsCompat = Annotated[
     str, typer.Option("--metrics-compat", help="Show metrics also as: sglang, vllm, or both with a comma.")
 ]
@@ -136,6 +140,7 @@ def serve(
     allowed_origins: AllowedOrigins = "",
     allowed_hosts: AllowedHosts = "",
     ui: HasPage = True,
+    audit_rate: AuditRate = None,
     log_level: LogLevel = "warning",
 ) -> None:
     """Serve MODEL over an OpenAI-compatible HTTP API. Flags of sglang's and vLLM's servers are taken, too."""
@@ -192,6 +197,7 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(value for piece in pieces if (value := piece.strip().strip("\"'").lower()))
 
 
+        audit_rate=audit_rate,
 def _run_server(options: dict[str, Any], speculation: tuple[Any, ...], **settings: Any) -> int:
     """Any: fields of ServeOptions and of EngineConfig, and what `from_flags` takes."""
     from samebit.engine.launch import num_serving_threads  # noqa: PLC0415 - keeps help quick

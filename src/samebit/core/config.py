@@ -123,7 +123,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cores). `graph`: "eager", "trace" (each step is recorded once for its sizes and replayed), "cuda" (CUDA graphs, captured at
     start), all of the same bits; "auto" is "cuda" on a GPU. `kernels`: "native" (compiled) or "torch" (pure torch) on a CPU,
     "triton" on a GPU, or "auto". `speculative_config`: who guesses tokens ahead (None:
-    nobody). `async_scheduling`: plan the next step while one runs (None: on a GPU). `priority_aging_steps`: steps of waiting that weigh as much as one level of a request's priority. `poison`: fill fresh and freed memory with NaN (tests).
+    nobody). `async_scheduling`: plan the next step while one runs (None: on a GPU). `priority_aging_steps`: steps of waiting that weigh as much as one level of a request's priority. `audit_rate`: share of finished
+    requests that are computed a second time, cold, and compared. `poison`: fill fresh and freed memory with NaN (tests).
     """
 
     model: str = "nano"
@@ -145,6 +146,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     graph: Literal["auto", "eager", "trace", "cuda"] = "auto"
     kernels: Literal["auto", "native", "torch", "triton"] = "auto"
     priority_aging_steps: int = 64
+    audit_rate: float = 0.0
     poison: bool = False
     speculative_config: SpeculativeConfig | None = None
     async_scheduling: bool | None = None
@@ -170,6 +172,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"{name}={value}: must be at least {low}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization={self.gpu_memory_utilization}: must be above 0 and at most 1")
+        if not 0 <= self.audit_rate <= 1:
+            raise ConfigError(f"audit_rate={self.audit_rate}: must be between 0 and 1")
         if self.checkpoint_interval % self.page_size:
             raise ConfigError(
                 f"checkpoint_interval={self.checkpoint_interval}: must be a multiple of page_size ({self.page_size})"

@@ -157,6 +157,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     another reasoning effort, which stands at its beginning.
     `cache_salt` separates tenants in the prefix cache. `sample_index` tells apart the n samples of a request, which
     share a seed. `prompt_logprobs_start` is the first prompt token whose logprob is wanted (1 is the first that has one).
+    `is_shadow`: it repeats another request to check it (engine/shadow.py): nothing of it comes from the prefix cache or goes into
+    it, all others go first, and it is not counted.
     `wants_pieces`: the answer is a reply in the model's message format, and is to be taken apart; it then ends with the
     first call of a tool if `ends_after_call`. `banned_token_ids` are never drawn.
     """
@@ -175,6 +177,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     wants_pieces: bool = False
     ends_after_call: bool = False
     banned_token_ids: tuple[int, ...] = ()
+    is_shadow: bool = False
 
     @property
     def stop_ids(self) -> frozenset[int]:

@@ -34,6 +34,7 @@ from samebit.engine.messages import Admitted
 from samebit.engine.model_source import resolve_model
 from samebit.engine.output import OutputProcessor
 from samebit.engine.profile import fingerprint, numerics_profile
+from samebit.engine.shadow import ShadowAudit
 from samebit.engine.sizing import size_pools
 from samebit.engine.timeline import Timeline
 from samebit.engine.tokenizer import Tokenizer
@@ -100,6 +101,7 @@ class Engine:
             "waited_s": 0.0,
         }
         self._launched = deque[_Launched]()
+        self._audit = ShadowAudit(config, self.scheduler)
         self.timeline = Timeline()
         self._arrived_s: dict[str, float] = {}
         self._admitted: list[Admitted] = []
@@ -117,8 +119,14 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has anything to do."""
-        return self.scheduler.has_work
+        """Whether `step` has anything to do for requests."""
+        scheduler = self.scheduler
+        return scheduler.num_running + scheduler.num_waiting > 0 if self._audit.is_running else scheduler.has_work
+
+    @property
+    def has_audits(self) -> bool:
+        """Whether `step` has anything to do for the shadow audit."""
+        return self._audit.has_work
 
     def add(self, request: Request) -> None:
         """Queue a request. InvalidRequestError names what is wrong with it, and then nothing has changed."""
@@ -132,6 +140,7 @@ class Engine:
                     raise InvalidRequestError(f"token id {token_id}: must be 0 .. {vocab_size - 1}", param=param)
         self.scheduler.add(request)
         self._outputs.open(request)
+        self._audit.opened(request)
         self._arrived_s[request.request_id] = time.monotonic()
         self.timeline.arrived(request, self._arrived_s[request.request_id])
 
@@ -143,6 +152,7 @@ class Engine:
     def abort(self, request_id: str) -> bool:
         """End a request without further output; False if it is not open."""
         self._outputs.close(request_id)
+        self._audit.ended(request_id)
         self._arrived_s.pop(request_id, None)
         self.timeline.ended(request_id, "abort", None, time.monotonic())
         return self.scheduler.finish(request_id, "abort")
@@ -189,6 +199,9 @@ class Engine:
         They are copied to where the old ones are, so that recorded steps stay valid. The tokenizer and all settings stay.
         """
         assert not self.has_work, "weights do not change under a request"
+        self._audit.drop_all()
+        while self.scheduler.has_work:
+            self.step()
         if not weights.exchange.make():
             self._runner.forget()
             capture_graphs(self._config, self._runner, self._loaded, self.pools.geometry)
@@ -208,6 +221,7 @@ class Engine:
 
     def _one_step(self) -> list[EngineOutput]:
         """Launch a step if none is in flight, and the next one behind it if that can be; then take in the results of the older."""
+        self._audit.begin()
         if not self._launched:
             plan = self.scheduler.plan()
             try:
@@ -228,7 +242,7 @@ class Engine:
             return self._failed(launched.plan, error)
         gained = self.scheduler.commit(output)
         self.timeline.step(launched.plan.rows, output.accepted, launched.began_s, time.monotonic())
-        outputs = [self._deliver(progress) for progress in gained]
+        outputs = [self._deliver(progress) for progress in self._audit.sift(gained)]
         if ahead is not None and problem is not None:
             outputs += self._failed(ahead, problem)
         return outputs
@@ -236,6 +250,7 @@ class Engine:
     def _launch(self, plan: BatchPlan) -> None:
         began_s = time.monotonic()
         self._note_admitted(plan, began_s)
+        self._audit.make_way()
         launch = partial(self._runner.launch, plan)
         # A CPU runs a step while it is launched.
         read = self._waited(launch) if self._device.type == "cpu" else launch()
@@ -255,7 +270,7 @@ class Engine:
         self._launched.clear()
         self._totals["failed_steps"] += 1
         message = f"step {plan.step} failed: {type(error).__name__}: {error}"
-        failed = [self._deliver(progress) for progress in self.scheduler.fail(message)]
+        failed = [self._deliver(progress) for progress in self._audit.sift(self.scheduler.fail(message))]
         if not isinstance(error, Exception) or is_lost(self._device):
             raise error  # the whole program is to end, or to go on elsewhere
         return failed
@@ -281,6 +296,7 @@ class Engine:
             "evicted_tokens": manager.num_evicted_tokens,
             **self.scheduler.counters.totals(),
             **self.grammars.counts.totals(),
+            **self._audit.totals(),
             **self._totals,
             "host_s": self._totals["step_s"] - self._totals["waited_s"],
         }
@@ -297,6 +313,7 @@ class Engine:
 
     def _deliver(self, progress: Progress) -> EngineOutput:
         output = self._outputs.process(progress)
+        self._audit.delivered(progress, len(output.token_ids), is_over=output.finish_reason is not None)
         if output.finish_reason is not None and progress.finish_reason is None:
             self.scheduler.finish(output.request_id, output.finish_reason)
         if output.finish_reason is not None:

@@ -71,6 +71,12 @@ class LLM:
         """Requests, use of every pool from 0 to 1, and totals of tokens, preemptions and checkpoints."""
         return self._engine.stats()
 
+    def finish_audits(self) -> None:
+        """Compute again what the setting `audit_rate` has chosen so far; `stats` tells what came of it."""
+        with self._turn:
+            while self._engine.has_audits:
+                self._engine.step()
+
     def get_default_sampling_params(self) -> SamplingParams:
         """SamplingParams with what the checkpoint's generation config recommends."""
         return SamplingParams(**self._defaults.sampling)

@@ -33,6 +33,7 @@ _SPECULATION_TOTALS = (
 )
 _AT_POSITION = "num_accepted_tokens_at_"
 _MISSES = "misses_"
+_AUDITS, _DIFFERENCES = "audits_", "audit_differences_"
 
 # Engine totals: its name for them, ours, and what they count.
 _ENGINE_TOTALS = (
@@ -44,6 +45,8 @@ _ENGINE_TOTALS = (
     ("failed_steps", "failed_steps", "Steps that ended their requests with an error"),
     ("num_grammar_masks", "grammar_masks", "Masks of allowed tokens that grammars made"),
     ("grammar_mask_seconds", "grammar_mask_seconds", "Time of the engine spent on them"),
+    ("audited_tokens", "audit_tokens", "Tokens that the shadow audit compared and found equal"),
+    ("audits_mismatch", "audit_mismatches", "Requests whose second run gave other bits"),
     ("num_weight_updates", "weight_updates", "Times that other weights were loaded"),
 )
 
@@ -228,6 +231,10 @@ class _EngineStats(Collector):
     def _speculation(self, values: dict[str, float]) -> Iterator[Metric]:
         guessed = values.get("num_draft_tokens", 0)
         rate = values.get("num_accepted_tokens", 0) / guessed if guessed else 0.0
+        yield self._by_label("audit_requests", "Requests that the shadow audit chose", "result", _AUDITS)
+        yield self._by_label("audit_differences", "Mismatches, by what differed first", "kind", _DIFFERENCES)
+        last_s = values.get("audit_last_mismatch_s", 0)
+        yield self._gauge("audit_last_mismatch_timestamp_seconds", "When the last was found; 0: never", last_s)
         mean = values.get("mean_acceptance_length", 0)
         yield self._gauge("spec_accept_length", "Mean tokens of a row of guesses, its next token among them", mean)
         yield self._gauge("spec_accept_rate", "Share of guesses that were accepted", rate)

@@ -117,10 +117,10 @@ class EngineLoop:
         while not self._is_stopped:
             idle_ms = _IDLE_WAIT_MS if self._loading is None else _LOADING_WAIT_MS
             idle_ms = _PREPARING_WAIT_MS if self._preparation.is_busy else idle_ms
-            self._receive(0 if self._engine.has_work else idle_ms)
+            self._receive(0 if self._is_busy else idle_ms)
             for request in self._preparation.take_ready():
                 self._add(request)
-            outputs = self._engine.step() if self._engine.has_work else []
+            outputs = self._engine.step() if self._is_busy else []
             # Whoever hears of a request's end has heard when it began.
             self._tell_times()
             if outputs:
@@ -130,6 +130,10 @@ class EngineLoop:
                 self._use(self._uses.pop(0))
             self._report()
         self._preparation.close()
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._engine.has_work or self._engine.has_audits
 
     def _receive(self, wait_ms: int) -> None:
         """Handle all messages that are there; wait at most `wait_ms` for the first."""
@@ -229,7 +233,7 @@ class EngineLoop:
     def _report(self) -> None:
         """Send stats at intervals while working, and once when the work has run out."""
         now = time.monotonic()
-        is_working = self._engine.has_work
+        is_working = self._is_busy
         if now - self._reported_s >= STATS_INTERVAL_S or is_working != self._was_working:
             self._reported_s, self._was_working = now, is_working
             self._send(Stats(self._engine.stats()))

@@ -121,7 +121,7 @@ def match_limit(sequence: Sequence) -> int:
     limit = len(sequence.token_ids) - 1
     if sequence.request.params.prompt_logprobs is not None and next_scored(sequence) < sequence.num_prompt:
         limit = min(limit, next_scored(sequence) - 1)
-    return 0 if sequence.is_cold else limit
+    return 0 if sequence.is_cold or sequence.request.is_shadow else limit
 
 
 def promised_boundary(leader: Sequence, follower: Sequence, limit: int, interval: int) -> int:
@@ -276,7 +276,7 @@ def _boundaries(row: PlannedRow, interval: int, page_size: int) -> list[tuple[in
         floor = publishable_boundary(row.state, page_size)
         kind = CheckpointKind.RESPONSE_END if sequence.finish_reason else CheckpointKind.PREEMPTED
         return [] if floor is None else [(floor, kind)]
-    if start // page_size == end // page_size:
+    if start // page_size == end // page_size or sequence.request.is_shadow:
         return []
     found = dict.fromkeys(range((start // interval + 1) * interval, end + 1, interval), CheckpointKind.GRID)
     single = {sequence.prompt_end: CheckpointKind.PROMPT_END, row.state.fork: CheckpointKind.FORK}

@@ -10,13 +10,14 @@ from samebit.core.request import MAX_PRIORITY, Request
 from samebit.scheduler.sequence import Sequence
 
 _Key = tuple[int, int, int]
+_LAST = 2
 
 
 class WaitingQueue:
     """Owner of the order of waiting sequences. Those that were preempted come first, the last preempted before all.
 
     The others are ordered by the step of their arrival less `aging_steps` for each level of their priority. So a request is overtaken only by what arrives within `aging_steps` steps for each level between them: whatever
-    arrives later comes after it, and nobody starves. The order of two requests never changes.
+    arrives later comes after it, and nobody starves. Shadows come after all requests. The order of two requests never changes.
     """
 
     def __init__(self, aging_steps: int) -> None:
@@ -27,6 +28,11 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def num_requests(self) -> int:
+        """How many wait that are no shadows."""
+        return sum(not sequence.request.is_shadow for sequence in self)
 
     def __iter__(self) -> Iterator[Sequence]:
         return (sequence for _, sequence in self._entries)
@@ -45,6 +51,7 @@ class WaitingQueue:
 
     def _insert(self, sequence: Sequence, key: _Key) -> None:
         self._num_added += 1
+        key = (_LAST, *key[1:]) if sequence.request.is_shadow else key
         self._keys[sequence.request.request_id] = key
         insort(self._entries, (key, sequence), key=lambda entry: entry[0])
 

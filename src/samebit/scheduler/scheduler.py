@@ -72,13 +72,13 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests not admitted yet, or preempted."""
-        return len(self._waiting)
+        """Requests not admitted yet, or preempted; no shadows."""
+        return self._waiting.num_requests
 
     @property
     def num_running(self) -> int:
-        """Requests with a slot that still produce tokens."""
-        return len(self._running)
+        """Requests with a slot that still produce tokens; no shadows."""
+        return sum(not sequence.request.is_shadow for sequence in self._running)
 
     @property
     def has_work(self) -> bool:
@@ -251,10 +251,10 @@ class Scheduler:
             self._manager.release(state)
             return None
         self._waiting.remove(sequence)
-        self._running.append(sequence)
+        self._running = sorted([*self._running, sequence], key=lambda running: running.request.is_shadow)
         sequence.status, sequence.state = Status.RUNNING, state
         sequence.drew_last, sequence.drafts, sequence.confidence = False, [], []
-        if sequence.num_cached < 0:
+        if sequence.num_cached < 0 and not sequence.request.is_shadow:
             self._first_admitted(sequence, state)
         sequence.num_chunks += 1
         return PlannedRow(sequence, state, state.length, num_tokens, resume=state.resume)
@@ -279,7 +279,7 @@ class Scheduler:
         return victim is not needy and victim.state is None
 
     def _preempt(self, sequence: Sequence) -> None:
-        self.counters.num_preemptions += 1
+        self.counters.num_preemptions += not sequence.request.is_shadow
         sequence.num_preemptions += 1
         self._store(sequence)
 
@@ -366,8 +366,8 @@ class Scheduler:
         """Plan an empty row that publishes the page floor, or drop at once where there is nothing to publish."""
         state = sequence.state
         assert state is not None, "a running sequence has state"
-        has_news = publishable_boundary(state, self._config.page_size) is not None
-        if not (has_news and self._manager.enable_caching):
+        is_cached = self._manager.enable_caching and not sequence.request.is_shadow
+        if not is_cached or publishable_boundary(state, self._config.page_size) is None:
             self._drop(sequence)
             return
         self._running.remove(sequence)

@@ -25,6 +25,7 @@ const MUST_BE_ZERO = [
   ["samebit:refused_checkpoints_total", "Refused checkpoints"],
   ["samebit:damaged_resumes_total", "Damaged resumes"],
   ["samebit:engine_losses_total", "Lost engines"],
+  ["samebit:audit_mismatches_total", "Audit mismatches"],
 ];
 const POOLS = [
   ["samebit:full_token_usage", "Pages of full attention", "pages_full"],
