@@ -57,11 +57,11 @@ STATE_MUTANTS = [
     ),
     Mutant(
         "a kernel is missing in one bucket",
-        "Steps of eight tokens are recorded without the kernel that keeps conv rows; all others have it.",
+        "Steps of sixteen tokens are recorded without the kernel that keeps conv rows; all others have it.",
         (INCIDENT,),
         (
             define("models.hash", "_is_recording", is_recording),
-            edit(CONVOLVE, WRITTEN, "len(x) == 8 and _is_recording() or " + WRITTEN),
+            edit(CONVOLVE, WRITTEN, "len(x) == 16 and _is_recording() or " + WRITTEN),
         ),
         "graphs",
         "GraphError",
