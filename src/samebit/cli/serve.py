@@ -94,6 +94,14 @@ AllowedHosts = Annotated[
     str, typer.Option("--allowed-hosts", help="Names of this server besides localhost, with commas; *: any.")
 ]
 HasPage = Annotated[bool, typer.Option("--ui/--no-ui", help="A page at / that shows what the server does.")]
+TracesEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--otlp-traces-endpoint",
+        envvar="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        help="URL that takes a span of each request (OTLP over HTTP). Needs the extra otel.",
+    ),
+]
 MaxBody = Annotated[int, typer.Option("--max-body-bytes", help="Largest request body.", min=1)]
 LogLevel = Annotated[str, typer.Option("--log-level", help=", ".join(LOG_LEVELS), callback=_known_level)]
 
@@ -132,6 +140,7 @@ def serve(
     max_body_bytes: MaxBody = 8 << 20,
     max_engine_restarts: MaxRestarts = 3,
     priority_aging_steps: PriorityAging = None,
+    audit_rate: AuditRate = None,
     sse_ping_interval: PingInterval = 15.0,
     metrics_compat: MetricsCompat = "",
     api_key: ApiKey = None,
@@ -140,7 +149,7 @@ def serve(
     allowed_origins: AllowedOrigins = "",
     allowed_hosts: AllowedHosts = "",
     ui: HasPage = True,
-    audit_rate: AuditRate = None,
+    otlp_traces_endpoint: TracesEndpoint = None,
     log_level: LogLevel = "warning",
 ) -> None:
     """Serve MODEL over an OpenAI-compatible HTTP API. Flags of sglang's and vLLM's servers are taken, too."""
@@ -162,6 +171,7 @@ def serve(
         "allowed_origins": _listed(allowed_origins),
         "allowed_hosts": _listed(allowed_hosts),
         "has_page": ui,
+        "otlp_traces_endpoint": otlp_traces_endpoint,
         "seed": seed,
         "log_level": log_level,
     }
@@ -187,6 +197,7 @@ def serve(
         graph=graph,
         async_scheduling=async_scheduling,
         priority_aging_steps=priority_aging_steps,
+        audit_rate=audit_rate,
     )
     raise typer.Exit(status)
 
@@ -197,7 +208,6 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(value for piece in pieces if (value := piece.strip().strip("\"'").lower()))
 
 
-        audit_rate=audit_rate,
 def _run_server(options: dict[str, Any], speculation: tuple[Any, ...], **settings: Any) -> int:
     """Any: fields of ServeOptions and of EngineConfig, and what `from_flags` takes."""
     from samebit.engine.launch import num_serving_threads  # noqa: PLC0415 - keeps help quick

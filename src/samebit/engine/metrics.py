@@ -70,6 +70,7 @@ class ServerMetrics:
             registry=self.registry,
         )
         self._losses = self._counter("engine_losses", "Times that the engine process was lost")
+        self._dropped_spans = self._counter("dropped_spans", "Spans that the traces endpoint did not take")
         self._refused = Counter(
             "samebit:admission_rejections",
             "Requests refused at the door",
@@ -144,6 +145,10 @@ class ServerMetrics:
     def engine_lost(self) -> None:
         """The engine process has died."""
         self._losses.inc()
+
+    def drop_spans(self, count: int) -> None:
+        """`count` spans of requests are lost. May be called in any thread."""
+        self._dropped_spans.inc(count)
 
     def set_engine_stats(self, values: dict[str, float], now_s: float) -> None:
         """Take the newest gauges and totals of the engine."""
@@ -226,15 +231,15 @@ class _EngineStats(Collector):
         for key, name, text in _ENGINE_TOTALS:
             yield self._total(name, text, values.get(key, 0))
         yield self._by_label("cache_miss_reason", "Prompts that the cache had nothing of", "reason", _MISSES)
+        yield self._by_label("audit_requests", "Requests that the shadow audit chose", "result", _AUDITS)
+        yield self._by_label("audit_differences", "Mismatches, by what differed first", "kind", _DIFFERENCES)
+        last_s = values.get("audit_last_mismatch_s", 0)
+        yield self._gauge("audit_last_mismatch_timestamp_seconds", "When the last was found; 0: never", last_s)
         yield from self._speculation(values)
 
     def _speculation(self, values: dict[str, float]) -> Iterator[Metric]:
         guessed = values.get("num_draft_tokens", 0)
         rate = values.get("num_accepted_tokens", 0) / guessed if guessed else 0.0
-        yield self._by_label("audit_requests", "Requests that the shadow audit chose", "result", _AUDITS)
-        yield self._by_label("audit_differences", "Mismatches, by what differed first", "kind", _DIFFERENCES)
-        last_s = values.get("audit_last_mismatch_s", 0)
-        yield self._gauge("audit_last_mismatch_timestamp_seconds", "When the last was found; 0: never", last_s)
         mean = values.get("mean_acceptance_length", 0)
         yield self._gauge("spec_accept_length", "Mean tokens of a row of guesses, its next token among them", mean)
         yield self._gauge("spec_accept_rate", "Share of guesses that were accepted", rate)

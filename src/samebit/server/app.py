@@ -15,6 +15,7 @@ from samebit.server.routes_openai import OpenAIRoutes
 from samebit.server.routes_operations import OperationsRoutes, installed_version
 from samebit.server.routes_ui import PageRoutes, page_files
 from samebit.server.service import Service
+from samebit.server.traces import TraceRequests
 from samebit.server.transport import ClientGoneError
 
 _CLIENT_CLOSED_REQUEST = 499
@@ -39,6 +40,8 @@ def create_app(service: Service) -> FastAPI:
         )
         if route.method == "GET":
             app.add_api_route(route.path, route.handler, methods=["HEAD"], response_model=None, include_in_schema=False)
+    if service.record_span is not None:
+        app.add_middleware(TraceRequests, record=service.record_span, model=service.translator.served_name)
     app.add_middleware(KeyCheck, keys=service.keys, open_paths=page)
     # The outermost: a browser asks whether it may ask before it sends a key.
     app.add_middleware(OriginCheck, origins=service.origins)

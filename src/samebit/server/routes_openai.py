@@ -25,6 +25,7 @@ from samebit.server.responses_models import ResponseObject
 from samebit.server.sent_names import SentOutputs, in_words_of
 from samebit.server.service import Route, Service, json_answer, json_bytes
 from samebit.server.shapes import ChatShape, CompletionShape, Shape
+from samebit.server.traces import tell_trace
 from samebit.server.translate import Job
 from samebit.server.transport import EventStream, parse_body, unless_gone
 
@@ -109,7 +110,9 @@ class OpenAIRoutes:
 
     async def _answer(self, request: Request, body: SharedBody, job: Job, answer: Answer | ResponseAnswer) -> Response:
         self._service.check_open()
+        tell_trace(request.scope, job, None, self._client.info)
         stream = self._client.submit(job.requests, job.id)
+        tell_trace(request.scope, job, stream, self._client.info)
         self._service.traffic.open()
         outputs = SentOutputs(body, stream)
         keeps_open = False

@@ -10,10 +10,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import uvicorn
 import uvloop
@@ -29,8 +31,13 @@ from samebit.server.app import create_app
 from samebit.server.auth import Keys, read_keys
 from samebit.server.errors import DrainingError
 from samebit.server.origins import Origins
+from samebit.server.routes_operations import installed_version
 from samebit.server.service import Service, Traffic
+from samebit.server.traces import RequestSpan
 from samebit.server.translate import Translator
+
+if TYPE_CHECKING:
+    from samebit.server.otlp import OtlpTraces
 
 _LAST_ANSWERS_S = 2
 _BACKLOG = 2048
@@ -43,7 +50,7 @@ class ServeOptions:
     `max_queued_tokens`: of the prompts of all open requests. `max_engine_restarts`: within ten minutes.
     `sse_ping_interval_s`: see Service. `metrics_compat`: "sglang", "vllm". Keys are also taken from the environment.
     `allowed_origins`, `allowed_hosts`: see Origins; hosts count only where a page could do anything without a key.
-    `has_page`: there is a page at `/`. `seed` begins the stream of seeds for requests without one (None: they cannot be foreseen).
+    `has_page`: there is a page at `/`. `otlp_traces_endpoint`: the URL that takes spans of requests (None: nobody does). `seed` begins the stream of seeds for requests without one (None: they cannot be foreseen).
     """
 
     host: str = "127.0.0.1"
@@ -62,6 +69,7 @@ class ServeOptions:
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     has_page: bool = True
+    otlp_traces_endpoint: str | None = None
     seed: int | None = None
     log_level: str = "warning"
     engine_class: str = ENGINE_CLASS
@@ -103,6 +111,7 @@ class _Run:
         self._name = options.served_model_name or config.model
         self._traffic = Traffic()
         self._is_serving = False
+        self._signalled_s: float | None = None
         self._signalled = asyncio.Event()
         self._signalled_again = asyncio.Event()
 
@@ -112,6 +121,7 @@ class _Run:
 
         def on_signal() -> None:
             (self._signalled_again if self._signalled.is_set() else self._signalled).set()
+            self._signalled_s = self._signalled_s or time.monotonic()
             self._traffic.is_draining = True
             if not self._is_serving:
                 serving.cancel()  # still loading: there is nothing to finish
@@ -133,16 +143,19 @@ class _Run:
             keys = _keys(options, listener)
             origins = _origins(options, keys)
             _say(f"loading {config.model}")
-            async with start_engine(
-                config,
-                metrics,
-                max_open=max_open,
-                max_open_tokens=options.max_queued_tokens,
-                max_restarts=options.max_engine_restarts,
-                say=_say,
-                log_level=options.log_level,
-                engine_class=options.engine_class,
-            ) as client:
+            async with (
+                self._spans_recorded(metrics) as record_span,
+                start_engine(
+                    config,
+                    metrics,
+                    max_open=max_open,
+                    max_open_tokens=options.max_queued_tokens,
+                    max_restarts=options.max_engine_restarts,
+                    say=_say,
+                    log_level=options.log_level,
+                    engine_class=options.engine_class,
+                ) as client,
+            ):
                 service = Service(
                     client,
                     Translator(folder, client.info, self._name, seed=options.seed),
@@ -155,12 +168,28 @@ class _Run:
                     origins=origins,
                     ping_interval_s=options.sse_ping_interval_s,
                     has_page=options.has_page,
+                    record_span=record_span,
                 )
                 async with self._http_server(service, listener):
                     self._is_serving = True
                     wait_s = time.monotonic() - started_s
                     _say(f"serving {self._name} on {_url(listener)} (ready after {wait_s:.1f} s)")
                     return await self._until_end(client)
+
+    @contextlib.asynccontextmanager
+    async def _spans_recorded(self, metrics: ServerMetrics) -> AsyncIterator[Callable[[RequestSpan], None] | None]:
+        """What takes spans, if they are wanted. The last ones are sent within what is left of the time to shut down."""
+        endpoint = self._options.otlp_traces_endpoint
+        traces = None if endpoint is None else _open_traces(endpoint, metrics)
+        try:
+            yield None if traces is None else traces.record
+        finally:
+            if traces is not None:
+                end_s = (self._signalled_s or 0.0) + self._options.shutdown_timeout_s
+                closing = asyncio.create_task(traces.close(max(end_s - time.monotonic(), _LAST_ANSWERS_S)))
+                await _first_of(closing, self._signalled_again.wait())
+                closing.cancel()
+                await asyncio.wait([closing])
 
     @contextlib.asynccontextmanager
     async def _http_server(self, service: Service, listener: socket.socket) -> AsyncIterator[None]:
@@ -249,6 +278,27 @@ def _origins(options: ServeOptions, keys: Keys) -> Origins:
     """Which pages may ask, and under which names where no key keeps them out."""
     is_guarded = bool(keys.api) or not keys.is_local
     return Origins(options.allowed_origins, None if is_guarded else (options.host.lower(), *options.allowed_hosts))
+
+
+def _open_traces(endpoint: str, metrics: ServerMetrics) -> "OtlpTraces":
+    """What sends spans to `endpoint`. Raises ConfigError if that is no URL, or if the extra for it is missing."""
+    try:
+        url = urlsplit(endpoint)
+        is_url = url.scheme in ("http", "https") and url.hostname is not None
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise ConfigError("otlp_traces_endpoint: must be a whole URL, such as http://127.0.0.1:4318/v1/traces")
+    try:
+        from samebit.server.otlp import OtlpTraces  # noqa: PLC0415 - an extra that few need
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"otlp_traces_endpoint: needs packages that are not installed ({error.name}): pip install 'samebit[otel]'"
+        ) from error
+    try:
+        return OtlpTraces(endpoint, installed_version(), drop=metrics.drop_spans, say=_say)
+    except ValueError as error:
+        raise ConfigError(f"otlp_traces_endpoint: opentelemetry does not take its settings: {error}") from error
 
 
 def _known_servers(names: tuple[str, ...]) -> tuple[str, ...]:

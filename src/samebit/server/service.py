@@ -15,6 +15,7 @@ from samebit.engine.metrics import ServerMetrics
 from samebit.server.auth import Keys
 from samebit.server.errors import DrainingError
 from samebit.server.origins import Origins
+from samebit.server.traces import RequestSpan
 from samebit.server.translate import Translator
 
 
@@ -45,6 +46,7 @@ class Service:
     """What the handlers need; owner of nothing. `started` is in seconds since 1970.
 
     `ping_interval_s`: a stream that has had nothing to tell for so long gets a comment (0: never). `has_page`: there is a page at `/`.
+    `record_span`: takes the span of each request for an answer (None: nobody wants them).
     """
 
     client: AsyncEngineClient
@@ -58,6 +60,7 @@ class Service:
     origins: Origins = field(default_factory=Origins)
     ping_interval_s: float = 0.0
     has_page: bool = True
+    record_span: Callable[[RequestSpan], None] | None = None
 
     @property
     def state(self) -> str:
