@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samebit.scheduler.drafts import AcceptanceEstimate, least_survival, worth
+from samebit.scheduler.drafts import AcceptanceEstimate, drafting_pays, least_survival, worth
 
 chances = st.lists(st.floats(0.01, 0.999), min_size=0, max_size=4)
 
@@ -65,3 +65,30 @@ def test_a_drafters_opinion_counts_instead_of_the_estimate():
     estimate = AcceptanceEstimate()
     assert estimate.survivals([0.5, 0.5]) == [0.5, 0.25]
     assert estimate.survivals([1.0, 0.5]) == [estimate.rate, estimate.rate * 0.5]
+
+
+@given(
+    rates=st.lists(st.floats(0.01, 0.99), min_size=1, max_size=3),
+    most=st.integers(1, 4),
+    token_cost=st.sampled_from([0.01, 0.1, 0.5]),
+    draft_cost=st.sampled_from([0.0, 0.05, 0.4, 2.0]),
+)
+def test_the_device_guesses_if_the_best_choice_of_guesses_pays_for_them(rates, most, token_cost, draft_cost):
+    chains = [[rate ** (place + 1) for place in range(most)] for rate in rates]
+    plain = len(rates) / (1 + token_cost * len(rates))
+    best = max(
+        (len(rates) + sum(sum(chain[:n]) for chain, n in zip(chains, lengths, strict=True)))
+        / (1 + token_cost * (len(rates) + sum(lengths)) + draft_cost * len(rates))
+        for lengths in itertools.product(range(most + 1), repeat=len(rates))
+        if any(lengths)
+    )
+    found = drafting_pays(rates, most, len(rates), token_cost, draft_cost)
+    assert found == (best > plain) or abs(best - plain) < 1e-9 * plain
+
+
+def test_nobody_guesses_in_a_crowd_or_in_vain():
+    assert drafting_pays([0.8], 7, 1, 0.15, 0.5)
+    assert not drafting_pays([0.8] * 14, 7, 14, 0.15, 0.5)
+    assert not drafting_pays([0.05], 7, 1, 0.15, 0.5)
+    assert not drafting_pays([], 7, 100, 0.15, 0.0)
+    assert drafting_pays([0.8] * 14, 7, 14, 0.0, 0.0)

@@ -28,7 +28,7 @@ from samebit.engine.device import (
     tell_memory,
 )
 from samebit.engine.interrupts import uninterrupted
-from samebit.engine.loading import NextWeights, check_room, load, load_again
+from samebit.engine.loading import NextWeights, check_room, load, load_again, with_draft_cost
 from samebit.engine.memory import memory_of
 from samebit.engine.messages import Admitted
 from samebit.engine.model_source import resolve_model
@@ -74,8 +74,9 @@ class Engine:
         config = settled(config, folder)
         device = torch.device(config.device)
         self.tokenizer = Tokenizer(folder)
-        self._config, self._device = config, device
         self._loaded = loaded = load(config, folder, device)
+        config = with_draft_cost(config, loaded)
+        self._config, self._device = config, device
         kernels, model = loaded.kernels, loaded.model
         guesser, max_drafts = _speculation(config, loaded.drafter)
         layout, self.drafter_part = loaded.layout()

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 
 from samebit.core.config import EngineConfig, SpeculativeConfig
@@ -86,6 +87,16 @@ def check_room(folder: Path, free: int) -> None:
         raise ConfigError(
             f"{folder}: its weights take {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB of memory are free"
         )
+
+
+def with_draft_cost(config: EngineConfig, loaded: Loaded) -> EngineConfig:
+    """`config` with a cost of guessing: the weights that a request's guesses pass, beside those that a token of the model does."""
+    wanted, drafter = config.speculative_config, loaded.drafter
+    if wanted is None or drafter is None or wanted.draft_cost is not None:
+        return config
+    num_passes = 1 + drafter.max_drafts if wanted.method in BLOCK_METHODS else 1
+    cost = wanted.token_cost * num_passes * drafter.num_parameters / max(1, loaded.model.num_parameters)
+    return msgspec.structs.replace(config, speculative_config=msgspec.structs.replace(wanted, draft_cost=cost))
 
 
 def load_again(config: EngineConfig, folder: Path, old: Loaded) -> Exchange:

@@ -43,12 +43,32 @@ class AcceptanceEstimate:
 
 def least_survival(offers: Iterable[Sequence[float]], num_tokens: int, num_rows: int, token_cost: float) -> float:
     """The chance that a guess must have to be worth a place in a step of `num_tokens` other tokens, `num_rows` of them draws."""
+    return _best(offers, num_tokens, num_rows, token_cost)[2]
+
+
+def drafting_pays(rates: Sequence[float], most: int, num_tokens: int, token_cost: float, draft_cost: float) -> bool:
+    """Whether requests that draw, in steps of `num_tokens` tokens, get more tokens a second if the device guesses for all of them.
+
+    `rates`: the chance of one more right guess, by request, of at most `most`. Guessing for one costs `draft_cost`, a share as
+    `token_cost` is.
+    """
+    if not rates:
+        return False
+    offers = [list(accumulate([rate] * most, mul)) for rate in rates]
+    gained, cost, _ = _best(offers, num_tokens, len(rates), token_cost)
+    return gained * (1 + token_cost * num_tokens) > len(rates) * (cost + draft_cost * len(rates))
+
+
+def _best(
+    offers: Iterable[Sequence[float]], num_tokens: int, num_rows: int, token_cost: float
+) -> tuple[float, float, float]:
+    """The choice of most tokens a second: expected tokens, the step's cost, and the chance of its least likely guess."""
     gained, cost, least = float(num_rows), 1 + token_cost * num_tokens, float("inf")
     for chance in sorted((chance for offer in offers for chance in offer), reverse=True):
         if (gained + chance) * cost <= gained * (cost + token_cost):
             break
         gained, cost, least = gained + chance, cost + token_cost, chance
-    return least
+    return gained, cost, least
 
 
 def worth(guesses: list[int], survivals: Sequence[float], least: float) -> list[int]:

@@ -20,8 +20,9 @@ from samebit.core.plan import (
     PlanSample,
     owner_tag,
 )
-from samebit.scheduler.drafts import least_survival, worth
+from samebit.scheduler.drafts import drafting_pays, least_survival, worth
 from samebit.scheduler.sequence import Sequence, Status
+from samebit.state.layout import StateGeometry
 from samebit.state.manager import PendingCheckpoint, SequenceState, StateManager
 from samebit.state.prefix_tree import Checkpoint, CheckpointKind
 
@@ -191,6 +192,16 @@ def worthy_guesses(
     token_cost = config.speculative_config.token_cost if config.speculative_config else 0.0
     least = least_survival((survivals for _, survivals in offers.values()), num_tokens, num_draws, token_cost)
     return {request_id: worth(offer, survivals, least) for request_id, (offer, survivals) in offers.items()}
+
+
+def is_worth_drafting(planned: list[PlannedRow], config: EngineConfig, geometry: StateGeometry) -> bool:
+    """Whether the device is to guess behind the rows of a step: whether steps like it gain from guesses, by the requests' own record."""
+    speculation, most = config.speculative_config, geometry.max_drafts
+    if speculation is None or not most:
+        return most > 0
+    rates = [row.sequence.estimate.rate for row in planned if _has_room_for_drafts(row)]
+    num_tokens = sum(row.num_tokens - len(row.drafts) for row in planned)
+    return drafting_pays(rates, most, num_tokens, speculation.token_cost, speculation.draft_cost or 0.0)
 
 
 def _offer(sequence: Sequence, max_drafts: int) -> list[int]:

@@ -27,6 +27,7 @@ from samebit.scheduler.planning import (
     awaits_prefix,
     can_run_ahead,
     chunk_limit,
+    is_worth_drafting,
     match_limit,
     picked,
     publishable_boundary,
@@ -134,10 +135,10 @@ class Scheduler:
             return None
         self._step += 1
         planned = self._plan_rows()
-        if not planned:
-            self._step -= 1
-            return None
-        return self._launch(planned)
+        if planned:
+            return self._launch(planned)
+        self._step -= 1
+        return None
 
     def commit(self, output: StepOutput) -> list[Progress]:
         """Take in the results of the oldest step in flight: tokens, acknowledged checkpoints, damaged resumes."""
@@ -207,7 +208,7 @@ class Scheduler:
         return planned + [self._publishing_row(sequence) for sequence in self._publishing if sequence.flight is None]
 
     def _launch(self, planned: list[PlannedRow]) -> BatchPlan:
-        is_drafting = self._drafter is None and self._manager.geometry.max_drafts > 0
+        is_drafting = self._drafter is None and is_worth_drafting(planned, self._config, self._manager.geometry)
         plan = write_plan(self._step, planned, self._manager, self._config, is_drafting=is_drafting)
         self._flights.append(_Flight(self._step, planned))
         for row in planned:
