@@ -178,8 +178,6 @@ class Scheduler:
         assert all(s.status is Status.WAITING for s in self._waiting), "a request that has ended waits"
         self._manager.check(live, [p for flight in self._flights for row in flight.rows for _, p in row.pending])
 
-    # Planning
-
     def _plan_rows(self) -> list[PlannedRow]:
         """The rows of the next step: running sequences in order, then as many that wait as find room, then those that end."""
         planned, num_tokens = list[PlannedRow](), 0
@@ -283,8 +281,6 @@ class Scheduler:
         self.counters.num_preemptions += not sequence.request.is_shadow
         sequence.num_preemptions += 1
         self._store(sequence)
-
-    # Committing
 
     def _commit_row(self, number: int, row: PlannedRow, output: StepOutput) -> Progress | None:
         sequence, state = row.sequence, row.state
