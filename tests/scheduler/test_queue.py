@@ -18,8 +18,10 @@ AGING = 10
 arrivals = st.lists(st.tuples(st.integers(0, 5), st.integers(-3, 3)), min_size=1, max_size=30)
 
 
-def sequence(name, priority=0):
-    request = Request(request_id=str(name), prompt_token_ids=[1], params=SamplingParams(), seed=0, priority=priority)
+def sequence(name, priority=0, **fields):
+    request = Request(
+        request_id=str(name), prompt_token_ids=[1], params=SamplingParams(), seed=0, priority=priority, **fields
+    )
     return Sequence(request=request, token_ids=[1], max_length=9, prompt_end=0)
 
 
@@ -48,6 +50,17 @@ def test_what_was_preempted_comes_before_all_that_never_ran():
     for name in ("first", "second"):
         queue.add_first(sequence(name, -9))
     assert names(queue) == ["second", "first", "urgent"]
+
+
+def test_a_shadow_comes_after_all_requests_even_if_it_was_preempted():
+    queue = WaitingQueue(AGING)
+    queue.add(sequence("shadow", 9, is_shadow=True), 1)
+    queue.add(sequence("late", -9), 1000)
+    assert (names(queue), queue.num_requests) == (["late", "shadow"], 1)
+    shadow = next(item for item in queue if item.request.is_shadow)
+    queue.remove(shadow)
+    queue.add_first(shadow)
+    assert names(queue) == ["late", "shadow"]
 
 
 @given(arrivals, st.integers(1, 20))
