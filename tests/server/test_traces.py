@@ -343,7 +343,7 @@ def test_a_collector_that_never_answers_holds_up_neither_requests_nor_the_end(st
     if signals == 2:
         server.until(lambda: "serving" in server.log and not _is_listening(server))
         server.signal(signal.SIGINT)
-    assert server.wait() == 0
+    assert server.wait(25) == 0, "left to itself, the SDK waits for 30 s"
     assert "samebit:dropped_spans_total" in server.log
 
 
@@ -352,29 +352,62 @@ def _is_listening(server):
         return probe.connect_ex((server.host, server.port)) == 0
 
 
-def test_what_cannot_wait_is_dropped_and_never_waited_for(otel):
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+class Slow:
+    """An exporter that takes nothing until `gate` is set."""
 
-    from samebit.server.otlp import MAX_WAITING_SPANS, OtlpTraces
+    def __init__(self):
+        self.gate, self.spans, self.is_shut = threading.Event(), [], False
+
+    def export(self, spans):
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        self.gate.wait(120)
+        self.spans += spans
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self):
+        self.is_shut = True
+
+
+def slow_traces():
+    """Traces to a slow exporter, that, what they dropped and said, and a function that records spans."""
+    from samebit.server.otlp import OtlpTraces
     from samebit.server.traces import RequestSpan
-
-    class Slow(InMemorySpanExporter):
-        gate = threading.Event()
-
-        def export(self, spans):
-            self.gate.wait(120)
-            return super().export(spans)
 
     exporter, lost, said = Slow(), [], []
     traces = OtlpTraces("http://unused", "1", drop=lost.append, say=said.append, exporter=exporter)
-    span = RequestSpan("x", 1, 2, {}, [], {}, is_error=False)
-    for _ in range(MAX_WAITING_SPANS + 700):
-        traces.record(span)
+
+    def record(count, **parent):
+        for _ in range(count):
+            traces.record(RequestSpan("x", 1, 2, {}, [], parent, is_error=False))
+
+    return traces, exporter, lost, said, record
+
+
+def test_what_cannot_wait_is_dropped_and_never_waited_for(otel):
+    from samebit.server.otlp import MAX_WAITING_SPANS
+
+    traces, exporter, lost, said, record = slow_traces()
+    record(900, traceparent=f"00-{TRACE}-{PARENT}-00")  # nobody wants these, so they need no room
+    record(MAX_WAITING_SPANS)
+    assert (lost, said) == ([], [])
+    record(700)
     assert sum(lost) == 700
+    assert len(said) == 1
     exporter.gate.set()
     asyncio.run(traces.close(600))
-    assert len(exporter.get_finished_spans()) == MAX_WAITING_SPANS
+    assert exporter.is_shut
+    assert len(exporter.spans) == MAX_WAITING_SPANS
     assert sum(lost) == 700
+
+
+def test_the_end_waits_no_longer_than_it_may(otel):
+    traces, exporter, lost, _, record = slow_traces()
+    record(600)
+    asyncio.run(traces.close(0.01))
+    assert not exporter.is_shut, "its thread still waits"
+    assert sum(lost) == 600
+    exporter.gate.set()
 
 
 def test_without_the_extra_the_flag_is_refused_with_its_name(monkeypatch):

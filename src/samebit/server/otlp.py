@@ -104,8 +104,7 @@ class _Counted(SpanExporter):
         with self._lock:
             has_room = self._num_waiting < MAX_WAITING_SPANS
             self._num_waiting += has_room
-        if not has_room:
-            self._drop(1)
+        self._lose(int(not has_room))
         return has_room
 
     def give_up(self) -> None:
@@ -137,8 +136,9 @@ class _Counted(SpanExporter):
         if not count:
             return
         self._drop(count)
-        if not self._has_said:
-            self._has_said = True
+        with self._lock:
+            has_said, self._has_said = self._has_said, True
+        if not has_said:
             self._say(
                 "warning: the traces endpoint does not take spans; samebit:dropped_spans_total counts what is lost"
             )
