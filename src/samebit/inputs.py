@@ -182,7 +182,7 @@ class InputBuffer:
     def fill(self, plan: BatchPlan) -> StaticInputs:
         """Write every field of the bucket: inert values first, then the plan's rows."""
         host = self._host
-        if self._sent is not None and not self._sent.query():  # type: ignore[no-untyped-call]  # torch has no types here
+        if self._sent is not None:
             self._sent.synchronize()  # the step before is still to take its inputs from here
         self._staging.copy_(self._inert)
         self._fill_rows(plan)

@@ -144,8 +144,8 @@ def test_a_step_waits_for_the_device_once_and_copies_its_results_once(make_engin
     plain = replace_params(make_request("r", list(range(20)), max_tokens=9), logprobs=0)
     answer = run_alone(engine, plain)  # from here on every graph has been compared with an eager step
     waits, copies = [], []
-    wait, copy = torch.cuda.Stream.synchronize, torch.Tensor.copy_
-    monkeypatch.setattr(torch.cuda.Stream, "synchronize", lambda stream: (waits.append(1), wait(stream))[1])
+    wait, copy = torch.cuda.Event.synchronize, torch.Tensor.copy_
+    monkeypatch.setattr(torch.cuda.Event, "synchronize", lambda event: (waits.append(1), wait(event))[1])
 
     def counted(to, source, non_blocking=False):
         copies.append((source.device.type, to.device.type)) if source.device != to.device else None
@@ -159,7 +159,8 @@ def test_a_step_waits_for_the_device_once_and_copies_its_results_once(make_engin
         assert run_alone(engine, replace_id(plain, "again")).token_ids == answer.token_ids
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert len(waits) == num_steps[0] > 5
+    # Once for the inputs of the step before, which the device has taken by then, and once for the results.
+    assert num_steps[0] < len(waits) <= 2 * num_steps[0] > 10
     assert copies.count(("cuda", "cpu")) == copies.count(("cpu", "cuda")) == num_steps[0]
 
 

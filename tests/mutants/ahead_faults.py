@@ -28,7 +28,7 @@ AHEAD_MUTANTS = [
             ),
         ),
         "ahead",
-        "token_ids",
+        "DifferenceError",
     ),
     Mutant(
         "the token in flight does not count",
@@ -42,7 +42,7 @@ AHEAD_MUTANTS = [
         "penalties do not wait for the token",
         "A request with penalties is planned ahead, without what the step in flight draws.",
         (),
-        (edit(PLANNING + "can_run_ahead", "or sequence.rules is not None", ""),),
+        (edit(PLANNING + "can_run_ahead", "or counts_output", ""),),
         "ahead",
         "token_ids",
     ),

@@ -132,3 +132,16 @@ def test_without_a_limit_a_request_runs_to_the_maximum_length():
     world = World(make_geometry(max_length=20))
     watched = world.ask(tokens(13), max_tokens=None, ignore_eos=True)
     assert len(watched.outputs) == 7
+
+
+def test_an_aborted_request_that_lost_its_state_with_a_row_in_flight_is_not_queued():
+    world = World(runs_ahead=True)
+    world.ask(tokens(20))
+    for checkpoint in world.checkpoints:
+        world.runner.damage_snapshot(checkpoint.snapshot, 0, 0)
+    watched = world.add([*tokens(20), 5], max_tokens=6)
+    world.step()
+    assert world.counters.num_damaged_resumes == world.scheduler.num_waiting == 1, "it begins anew"
+    world.abort(watched)
+    assert world.scheduler.num_waiting == 0
+    world.run()

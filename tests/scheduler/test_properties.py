@@ -73,6 +73,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_drafts=st.sampled_from([0, 1, 3, 7]),
         on_device=st.booleans(),
         accepts=st.sampled_from([(), (), (0,), (9,), (1, 0, 2), (3, 9, 0), (2, 7, 1, 0)]),
+        runs_ahead=st.booleans(),
     )
     def set_up(self, layout, pools, schedule, max_drafts, **options):
         counts = (pools["num_pages"],) * len(layout["windows"])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from samebit.core.config import EngineConfig, Schedule
-from samebit.core.plan import BatchPlan
+from samebit.core.plan import BatchPlan, StepOutput
 from samebit.core.request import Request, SamplingParams
 from samebit.scheduler.scheduler import Scheduler
 from samebit.scheduler.sequence import Progress
@@ -51,6 +52,7 @@ class World:
         accepts: Sequence[int] = (),
         on_device: bool = False,
         priority_aging_steps: int = 64,
+        runs_ahead: bool = False,
     ) -> None:
         self.geometry = geometry or make_geometry()
         config = EngineConfig(
@@ -70,6 +72,8 @@ class World:
             self._proposers: dict[str, ForcedDrafts] = {}
             self.runner.guess = self._guess
         self.plan: BatchPlan | None = None
+        self._runs_ahead = runs_ahead
+        self._launched: deque[StepOutput] = deque()
         self.requests: dict[str, Watched] = {}
         self.live: set[str] = set()
         self.reasons: dict[str, str | None] = {}
@@ -123,13 +127,14 @@ class World:
         """One watched step; `abort` are requests to abort while it is in flight."""
         oldest = self.scheduler._running[0] if self.scheduler.num_running else None
         num_preemptions = oldest.num_preemptions if oldest else 0
-        self.plan = self.scheduler.plan()
-        self._check_plan(self.plan)
-        output = self.runner.execute(self.plan)
-        self._check_writes()
+        if not self._launched:
+            self._execute(self.scheduler.plan())
+        following = self.scheduler.plan_ahead() if self._runs_ahead else None
+        if following is not None:
+            self._execute(following)
         for watched in abort:
             self.abort(watched)
-        for progress in self.scheduler.commit(output):
+        for progress in self.scheduler.commit(self._launched.popleft()):
             self._take(progress)
         self.scheduler.check()
         assert oldest is None or oldest.num_preemptions == num_preemptions, "the oldest was preempted"
@@ -137,6 +142,12 @@ class World:
             if checkpoint not in self._seen:
                 self.check_bytes(checkpoint)
         self._seen = set(self.checkpoints)
+
+    def _execute(self, plan: BatchPlan) -> None:
+        self.plan = plan
+        self._check_plan(plan)
+        self._launched.append(self.runner.execute(plan))
+        self._check_writes()
 
     def run(self, *, max_steps: int | None = None) -> None:
         """Step until nothing is left to do; everything must end within as many steps as there are tokens."""

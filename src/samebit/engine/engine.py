@@ -51,6 +51,8 @@ from samebit.state.pools import StatePools
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+# Admissions that are kept until somebody asks for them.
+_MAX_ADMITTED = 1 << 12
 
 
 class _Launched(NamedTuple):
@@ -105,7 +107,7 @@ class Engine:
         self._audit = ShadowAudit(config, self.scheduler)
         self.timeline = Timeline()
         self._arrived_s: dict[str, float] = {}
-        self._admitted: list[Admitted] = []
+        self._admitted = deque[Admitted](maxlen=_MAX_ADMITTED)
         profile = numerics_profile(config, kernels)
         self.info = EngineInfo(
             model=config.model,
@@ -168,7 +170,8 @@ class Engine:
 
     def take_admitted(self) -> list[Admitted]:
         """Requests that were first admitted since the last call."""
-        admitted, self._admitted = self._admitted, []
+        admitted = list(self._admitted)
+        self._admitted.clear()
         return admitted
 
     def take_compile_times(self) -> list[float]:
@@ -235,6 +238,7 @@ class Engine:
             try:
                 self._launch(ahead)
             except BaseException as error:  # noqa: BLE001 - as above; but the older step is still good
+                _log.error("step %d, planned ahead, failed", ahead.step, exc_info=error)
                 problem = error
         launched = self._launched.popleft()
         try:

@@ -56,7 +56,7 @@ class Timeline:
     def __init__(self) -> None:
         self._records: OrderedDict[str, _Record] = OrderedDict()
         self._num_open = 0
-        self._num_rows = 0
+        self._num_rows = 0  # of those that have ended
 
     def arrived(self, request: Request, now_s: float) -> None:
         """A request was taken on."""
@@ -84,9 +84,10 @@ class Timeline:
         records = self._records
         for row, count in zip(rows, accepted, strict=True):
             record = records.get(row.request_id)
-            if record is not None:
+            # A token that was computed ahead, and in vain, is no part of a request that has ended; storing its state is.
+            if record is not None and (record.ended_s is None or not row.num_tokens):
                 record.rows.extend((start_s, end_s, row.start, row.num_tokens, row.num_drafts, count))
-                self._num_rows += 1
+                self._num_rows += record.ended_s is not None
 
     def ended(self, name: str, reason: str, miss_reason: str | None, now_s: float) -> None:
         """A request is over."""
@@ -95,6 +96,7 @@ class Timeline:
             record.request, record.ended_s = None, now_s
             record.finish_reason, record.miss_reason = reason, miss_reason
             self._num_open -= 1
+            self._num_rows += len(record.rows) // _FIELDS
 
     def view(self, look: Look) -> RequestsView:
         """The latest requests that `look` may see, or those of the name it gives, with each of their steps.
@@ -136,9 +138,10 @@ class Timeline:
 
     def _drop(self, name: str) -> None:
         record = self._records.pop(name, None)
-        if record is not None:
+        if record is not None and record.ended_s is None:
+            self._num_open -= 1
+        elif record is not None:
             self._num_rows -= len(record.rows) // _FIELDS
-            self._num_open -= record.ended_s is None
 
 
 def _whole(record: _Record) -> _Fold:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from functools import cached_property
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -18,6 +18,8 @@ from samebit.grammar.matcher import GrammarCounts, Matcher, reason_of
 from samebit.grammar.vocabulary import Vocabulary
 
 _MAX_COMPILED = 64
+# Compile times that are kept until somebody takes them.
+_MAX_TIMES = 1 << 10
 # What one token of one request may cost: grammars that are more ambiguous than this end with an error of their own.
 _LIMITS = {
     "initial_lexer_fuel": 300_000,
@@ -38,7 +40,7 @@ class Grammars:
         self._marks = ReplyMarks.of(vocabulary.special_tokens)
         # What a grammar's text has come to: a matcher at its beginning, or why there is none.
         self._compiled: OrderedDict[str, LLMatcher | str] = OrderedDict()
-        self._compile_times_s: list[float] = []
+        self._compile_times_s: deque[float] = deque(maxlen=_MAX_TIMES)
         self._lock = threading.Lock()
 
     def prepare(self, request: Request) -> None:
@@ -54,6 +56,8 @@ class Grammars:
         text = definition.text()
         with self._lock:
             found = self._compiled.get(text)
+            if found is not None:
+                self._compiled.move_to_end(text)
         if found is None:
             found = self._compile(definition, wanted, text)
         if isinstance(found, str):
@@ -63,7 +67,8 @@ class Grammars:
     def take_compile_times(self) -> list[float]:
         """Seconds of the compilations since the last call."""
         with self._lock:
-            times, self._compile_times_s = self._compile_times_s, []
+            times = list(self._compile_times_s)
+            self._compile_times_s.clear()
         return times
 
     @cached_property

@@ -41,7 +41,8 @@ class _Columns:
 class LogitRules:
     """The bias and penalties of one request, and what follows from the tokens that it has drawn. The formula is in docs/sampling.md.
 
-    A token that is taken in changes one edit, so that a draw costs no more than a copy however long the answer is.
+    A token that is taken in changes one edit, so that a draw costs no more than a copy however long the answer is; none if the edits
+    do not depend on what was drawn (`counts_output`).
     """
 
     @classmethod
@@ -57,7 +58,7 @@ class LogitRules:
         self._frequency = params.frequency_penalty
         self._repetition = params.repetition_penalty
         self._bias = dict(params.logit_bias or {})
-        self._counts_output = bool(self._presence or self._frequency or self._repetition != 1)
+        self.counts_output = bool(self._presence or self._frequency or self._repetition != 1)
         self._prompt = frozenset(prompt) if self._repetition != 1 else frozenset[int]()
         self._counts = Counter[int]()
         self._columns = _Columns(array("i"), array("f"), array("f"))
@@ -67,7 +68,7 @@ class LogitRules:
 
     def take(self, token: int) -> None:
         """Take in a token that was drawn."""
-        if self._counts_output:
+        if self.counts_output:
             self._counts[token] += 1
             place = self._places.get(token)
             self._places[token] = self._columns.put(place, token, *self._edit(token, self._counts[token]))
@@ -75,7 +76,7 @@ class LogitRules:
     def edits(self, guesses: Sequence[int] = (), banned: Iterable[int] = ()) -> LogitEdits:
         """The edits of the token behind all that were taken in and `guesses`, which are not; `banned` ones are not drawn."""
         columns, places = self._columns.copy(), dict[int, int]()
-        for token, count in Counter(guesses).items() if self._counts_output else ():
+        for token, count in Counter(guesses).items() if self.counts_output else ():
             edit = self._edit(token, self._counts[token] + count)
             places[token] = columns.put(self._places.get(token), token, *edit)
         for token in banned:

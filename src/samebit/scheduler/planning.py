@@ -230,7 +230,8 @@ def can_run_ahead(sequence: Sequence) -> bool:
     """
     flight = sequence.flight
     assert flight is not None, "a sequence in flight"
-    if flight.drafts or sequence.rules is not None or sequence.matcher is not None:
+    counts_output = sequence.rules is not None and sequence.rules.counts_output
+    if flight.drafts or counts_output or sequence.matcher is not None:
         return False
     has_room = not flight.draws or len(sequence.token_ids) + 1 < sequence.max_length
     return sequence.finish_reason is None and has_room

@@ -372,7 +372,8 @@ class Scheduler:
         sequence.status = Status.PUBLISHING
 
     def _drop(self, sequence: Sequence) -> None:
-        """Take a sequence's state away; unless it is finished, it waits again, before all others."""
+        """Take a sequence's state away; unless it is finished, it waits again, before all others. A row in flight is none of it now."""
+        sequence.flight = None
         match sequence.status:
             case Status.RUNNING:
                 self._running.remove(sequence)
