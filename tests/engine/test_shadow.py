@@ -2,6 +2,7 @@
 
 import logging
 import random
+import re
 
 import msgspec
 import pytest
@@ -183,10 +184,22 @@ DELIVERIES = {
         "prompt_logprobs",
         lambda a: {"prompt": changed(a.prompt, 3, logprob=last_bit(a.prompt[3].logprob))},
     ),
-    "missing logprob of the prompt": ("endings", lambda a: {"prompt": a.prompt[:-1]}),
+    "missing logprob of the prompt": ("prompt_logprobs", lambda a: {"prompt": a.prompt[:-1]}),
+    "further logprob of the prompt": ("prompt_logprobs", lambda a: {"prompt": [*a.prompt, a.prompt[0]]}),
     "missing token": ("endings", lambda a: {"tokens": a.tokens[:-1]}),
     "further token": ("endings", lambda a: {"tokens": [*a.tokens, TokenLogprobs(1, -1.0, 1, [], [])]}),
     "stop": ("endings", lambda _: {"ending": ("stop", 7)}),
+}
+
+
+# The prompt has 39 tokens, of which all but the first have a logprob; the answer has 8.
+PLACES = dict.fromkeys(DELIVERIES, 39 + 2) | {
+    "logprob of the prompt": 1 + 3,
+    "missing logprob of the prompt": 38,
+    "further logprob of the prompt": 39,
+    "missing token": 39 + 7,
+    "further token": 39 + 8,
+    "stop": 39 + 8,
 }
 
 
@@ -208,9 +221,9 @@ def test_what_differs_is_told_by_its_kind_and_place(model, name, monkeypatch, ca
     assert counts(engine) == (0, 1, 0)
     assert {found for found in KINDS if engine.stats()[f"audit_differences_{found}"]} == {kind}
     (message,) = (message for message in caplog.messages if "audit" in message)
-    place = {"tokens": 41, "logprobs": 41, "prompt_logprobs": 4}.get(kind, 0)
     assert "request wrong is not" in message
-    assert f"at position {place or ''}" in message
+    place = re.search(r"at position (\d+) \(the prompt has 39\)", message)
+    assert int(place[1]) == PLACES[name]
 
 
 def test_answers_that_were_cut_off_are_compared_up_to_there(model):

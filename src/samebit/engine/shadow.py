@@ -93,8 +93,9 @@ class _Shadow:
         answer, ending = self.answer, (progress.finish_reason, progress.stop_token_id)
         position = len(answer.request.prompt_token_ids) + self.num_tokens
         if self.num_prompt != len(answer.prompt):
-            counts = str(len(answer.prompt)), str(self.num_prompt)
-            return Difference("prompt_logprobs", position, "number of logprobs of the prompt", *counts)
+            first_missing = answer.request.prompt_logprobs_start + self.num_prompt
+            counts = f"{len(answer.prompt)} logprobs", f"{self.num_prompt} logprobs"
+            return Difference("prompt_logprobs", first_missing, "end of the prompt's", *counts)
         if self.num_tokens != len(answer.tokens):
             return Difference("endings", position, "end", f"{len(answer.tokens)} tokens", f"{self.num_tokens} tokens")
         if answer.ending not in (None, ending):
@@ -276,7 +277,8 @@ def _compared(
 ) -> Difference | None:
     """What is not the same in the token at `place` of `wanted` and `item`, every bit counted."""
     if place >= len(wanted):
-        return Difference("endings", position, "end", f"{place} tokens", f"token {item.token_id}")
+        ending: Kind = "endings" if kind == "logprobs" else kind
+        return Difference(ending, position, "end", f"{place} tokens", f"token {item.token_id}")
     for (name, delivered), (_, computed) in zip(_values(wanted[place]), _values(item), strict=False):
         if delivered != computed:
             return Difference(
