@@ -10,6 +10,7 @@ from samebit.core.config import EngineConfig
 from samebit.core.errors import InvalidRequestError
 from samebit.core.request import Request, SamplingParams
 from samebit.core.structured import StructuredOutputsParams
+from samebit.engine.engine import Engine
 from samebit.engine.launch import start_engine
 from samebit.engine.metrics import ServerMetrics
 from samebit.engine.preparation import Preparation
@@ -62,6 +63,29 @@ def test_requests_go_on_while_a_grammar_is_compiled(run, tmp_path):
         return metrics.render().decode()
 
     assert 'samebit:grammar_compilation_time_seconds_sum{model_name="nano"} 0.5' in run(story)
+
+
+def test_a_grammar_that_is_known_does_not_wait_for_one_that_is_not(run, tmp_path):
+    ready = tmp_path / "ready"
+
+    async def story(client, metrics):
+        held = asyncio.create_task(answer(client, request("held", ready)))
+        known = await answer(client, request("known", "known"))
+        assert not held.done()
+        ready.touch()
+        await held
+        return known.token_ids
+
+    assert len(run(story)) == 3
+
+
+def test_an_engine_knows_which_grammars_it_has_compiled():
+    engine = Engine(EngineConfig(model="nano", num_threads=1, num_pages=60, num_window_pages=60, max_num_seqs=2))
+    plain, held = request("plain"), request("held", "[ab]+")
+    assert engine.is_prepared(plain)
+    assert not engine.is_prepared(held)
+    engine.prepare(held)
+    assert engine.is_prepared(held)
 
 
 def test_what_is_no_grammar_is_refused_and_what_is_given_up_is_forgotten(run, tmp_path):

@@ -25,6 +25,9 @@ class ScriptedEngine(FakeEngine):
         self._outputs = OutputProcessor(self._tokenizer)
         self.info = msgspec.structs.replace(self.info, vocab_size=self._tokenizer.vocab_size)
 
+    def is_prepared(self, request):
+        return True
+
     def prepare(self, request):
         pass
 

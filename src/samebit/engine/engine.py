@@ -147,6 +147,10 @@ class Engine:
         self._arrived_s[request.request_id] = time.monotonic()
         self.timeline.arrived(request, self._arrived_s[request.request_id])
 
+    def is_prepared(self, request: Request) -> bool:
+        """Whether `prepare` has nothing to do for `request`."""
+        return self.grammars.is_ready(request)
+
     def prepare(self, request: Request) -> None:
         """Compile the grammar that `request` asks for, so that `add` need not; in any thread. Raises as `add` does."""
         request.params.validate()

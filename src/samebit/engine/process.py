@@ -145,7 +145,7 @@ class EngineLoop:
             except zmq.Again:
                 return
             match decode_to_engine(data):
-                case Submit(request) if request.params.structured_outputs is not None:
+                case Submit(request) if not self._engine.is_prepared(request):
                     self._preparation.begin(request)
                 case Submit(request):
                     self._add(request)

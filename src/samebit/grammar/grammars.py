@@ -43,6 +43,18 @@ class Grammars:
         self._compile_times_s: deque[float] = deque(maxlen=_MAX_TIMES)
         self._lock = threading.Lock()
 
+    def is_ready(self, request: Request) -> bool:
+        """Whether `matcher` has nothing to compile for `request`."""
+        wanted = request.params.structured_outputs
+        if wanted is None:
+            return True
+        try:
+            text = self._define(request, wanted).text()
+        except InvalidRequestError:
+            return True
+        with self._lock:
+            return text in self._compiled
+
     def prepare(self, request: Request) -> None:
         """Compile what `request` asks for, so that `matcher` finds it. InvalidRequestError says why that cannot be."""
         self.matcher(request)
@@ -52,7 +64,7 @@ class Grammars:
         wanted = request.params.structured_outputs
         if wanted is None:
             return None
-        definition = define(wanted, request.prompt_token_ids, request.eos_token_ids, self._marks, self._free)
+        definition = self._define(request, wanted)
         text = definition.text()
         with self._lock:
             found = self._compiled.get(text)
@@ -70,6 +82,9 @@ class Grammars:
             times = list(self._compile_times_s)
             self._compile_times_s.clear()
         return times
+
+    def _define(self, request: Request, wanted: StructuredOutputsParams) -> Definition:
+        return define(wanted, request.prompt_token_ids, request.eos_token_ids, self._marks, self._free)
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
