@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
@@ -16,8 +16,18 @@ from samebit.scheduler.edits import LogitRules, banning
 from samebit.speculative.host import Proposer
 from samebit.state.manager import SequenceState
 
-if TYPE_CHECKING:
-    from samebit.scheduler.planning import PlannedRow
+
+class Flight(Protocol):
+    """A sequence's row that is planned and not committed, as far as the next one depends on it (planning.PlannedRow)."""
+
+    start: int
+    drafts: list[int]
+    draws: bool
+
+    @property
+    def end(self) -> int:
+        """The position behind its tokens."""
+        ...
 
 
 class Status(Enum):
@@ -77,7 +87,7 @@ class Sequence:
     stop_ids: frozenset[int] = field(default_factory=frozenset)
     rules: LogitRules | None = None
     matcher: Matcher | None = None
-    flight: PlannedRow | None = None
+    flight: Flight | None = None
 
     @property
     def num_prompt(self) -> int:

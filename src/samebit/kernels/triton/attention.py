@@ -170,13 +170,9 @@ def attend_kernel(
                     if not IS_LONG and high_place - low_place == 1:
                         # A decoded token: its query heads look from one position, so a row of distances does for all of them.
                         from_first = (start + low_place - key)[None, :]
-                        bias = relative_bias(
-                            rel_row, rel_proj, is_query, from_first, closest, BLOCK_M, BLOCK_N, D_REL, EXTENT, DOT
-                        )  # fmt: skip
+                        bias = relative_bias(rel_row, rel_proj, is_query, from_first, closest, D_REL, EXTENT, DOT)
                     else:
-                        bias = relative_bias(
-                            rel_row, rel_proj, is_query, distance, closest, BLOCK_M, BLOCK_N, D_REL, EXTENT, DOT
-                        )  # fmt: skip
+                        bias = relative_bias(rel_row, rel_proj, is_query, distance, closest, D_REL, EXTENT, DOT)
                 keys = tl.load(k_pages + at, mask=wanted, other=0.0).to(DOT)
                 scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * SCALE
                 if D_REL > 0:
@@ -234,20 +230,19 @@ def relative_bias(
     is_query,  # [M]
     distance,  # [M, N], or [1, N] where all rows have the same
     closest,  # no distance is smaller
-    M: tl.constexpr,
-    N: tl.constexpr,
     D_REL: tl.constexpr,
     EXTENT: tl.constexpr,
     DOT: tl.constexpr,
 ):
     """Scores that depend on distance, [M, N]; 0 from the extent on, and not looked up where that is all there is."""
-    bias = tl.zeros((M, N), tl.float32)
+    shape: tl.constexpr = (is_query.shape[0], distance.shape[1])
+    bias = tl.zeros(shape, tl.float32)
     if closest < EXTENT:
         is_near = (distance >= 0) & (distance < EXTENT)
         for r in tl.static_range(D_REL):
             factor = tl.load(rel_row + r, mask=is_query, other=0.0).to(DOT).to(tl.float32)
             profile = tl.load(rel_proj + r * EXTENT + distance, mask=is_near, other=0.0)
-            bias = tl.fma(tl.broadcast_to(factor[:, None], (M, N)), tl.broadcast_to(profile, (M, N)), bias)
+            bias = tl.fma(tl.broadcast_to(factor[:, None], shape), tl.broadcast_to(profile, shape), bias)
         bias = tl.where(is_near, bias, 0.0)
     return bias
 
