@@ -253,13 +253,15 @@ class Scheduler:
         self._running = sorted([*self._running, sequence], key=lambda running: running.request.is_shadow)
         sequence.status, sequence.state = Status.RUNNING, state
         sequence.drew_last, sequence.drafts, sequence.confidence = False, [], []
-        if sequence.num_cached < 0 and not sequence.request.is_shadow:
+        if sequence.num_cached < 0:
             self._first_admitted(sequence, state)
         sequence.num_chunks += 1
         return PlannedRow(sequence, state, state.length, num_tokens, resume=state.resume)
 
     def _first_admitted(self, sequence: Sequence, state: SequenceState) -> None:
         sequence.num_cached = state.length
+        if sequence.request.is_shadow:
+            return
         self._admitted.append(sequence.request.request_id)
         if self._manager.enable_caching and not state.length:
             sequence.miss_reason = miss_reason(sequence, self._manager)
