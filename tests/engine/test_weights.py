@@ -11,6 +11,8 @@ from samebit.core.config import EngineConfig, SpeculativeConfig
 from samebit.core.errors import CheckpointError, ConfigError, ModelError, ModelNotFoundError
 from samebit.core.request import Request, SamplingParams
 from samebit.engine.engine import Engine
+from samebit.engine.launch import with_other_weights
+from samebit.engine.model_source import bundled_drafter
 from tests.random_checkpoint import write_checkpoint
 
 PROMPT = list(range(1, 50))
@@ -201,3 +203,15 @@ def test_progress_through_a_prompt_is_told_to_those_who_ask(models):
         assert (len(steps) > 3) == wants
         assert steps == sorted(set(steps))
         assert [len(output.token_ids) for output in outputs] == [0] * (len(steps) - 1) + [1]
+
+
+def test_a_bundled_drafter_stays_when_an_engine_is_started_again_with_other_weights():
+    for method in ("dflash", "dspark"):
+        config = EngineConfig(model="nano", speculative_config=SpeculativeConfig(method=method))
+        other = with_other_weights(config, "/other")
+        assert other.model == "/other"
+        assert other.speculative_config == SpeculativeConfig(method=method, model=str(bundled_drafter("nano", method)))
+    plain = EngineConfig(model="nano", speculative_config=SpeculativeConfig(method="ngram"))
+    assert with_other_weights(plain, "/other") == EngineConfig(
+        model="/other", speculative_config=plain.speculative_config
+    )

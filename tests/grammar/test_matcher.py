@@ -95,3 +95,22 @@ def test_a_vocabulary_that_cannot_spell_a_text_is_an_error_where_it_ends():
     matcher.accept(0)
     assert matcher.error == "no token is allowed"
     assert not matcher.is_over
+
+
+def test_what_others_have_used_of_a_grammar_is_no_part_of_a_request(grammars):
+    wanted = {"regex": "(.*a.{25}){5}[^b]*"}
+    tokens, masks = way(begin(grammars, **wanted), 200, 120)
+    early = begin(grammars, **wanted)
+    (text,) = [text for text in grammars._compiled if "{25}" in text]
+    shared = grammars._compiled[text]
+    for seed in range(200):
+        way(begin(grammars, **wanted), seed, 120)
+        if grammars._compiled.get(text) is not shared:
+            break
+    else:
+        pytest.fail("the limits of the shared lexer were not reached")
+    for matcher in (early, begin(grammars, **wanted)):
+        for token, mask in zip(tokens, masks, strict=False):
+            assert matcher.masks([])[0] == mask
+            matcher.accept(token)
+            assert matcher.error is None

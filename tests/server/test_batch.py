@@ -64,6 +64,8 @@ def test_every_request_is_answered_once_and_a_mistake_is_an_answer(files):
     assert len(found["n"]["response"]["body"]["choices"]) == 3
     assert {row["error"] for row in found.values()} == {None}
     assert len({row["id"] for row in found.values()}) == 32
+    # What failed for good is not asked again, and still told.
+    assert run(files) == BatchCounts(0, 1, 31)
 
 
 def test_what_was_done_is_not_done_again_and_what_failed_is(files):

@@ -101,6 +101,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self._check_stops()
         self._check_bias()
         if self.structured_outputs is not None:
+            if not isinstance(self.structured_outputs, StructuredOutputsParams):
+                raise InvalidRequestError(
+                    f"structured_outputs={self.structured_outputs!r}: must be StructuredOutputsParams",
+                    param="structured_outputs",
+                )
             self.structured_outputs.validate()
 
     def _check_numbers(self) -> None:

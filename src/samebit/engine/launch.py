@@ -20,6 +20,7 @@ from samebit.core.config import EngineConfig
 from samebit.core.errors import EngineDeadError, SamebitError
 from samebit.engine.client import MAX_OPEN_TOKENS, AsyncEngineClient
 from samebit.engine.metrics import ServerMetrics
+from samebit.engine.model_source import bundled_drafter
 
 ENGINE_CLASS = "samebit.engine.engine:Engine"
 API_KEY_VARIABLE = "SAMEBIT_API_KEY"
@@ -41,6 +42,15 @@ def num_serving_threads() -> int:
 def keys_in_environment() -> tuple[list[str], str | None]:
     """API keys, separated by blanks, and the admin key, of the variables named above."""
     return os.environ.get(API_KEY_VARIABLE, "").split(), os.environ.get(ADMIN_KEY_VARIABLE) or None
+
+
+def with_other_weights(config: EngineConfig, model: str) -> EngineConfig:
+    """`config` for `model`, which has taken the place of its own; a drafter that is bundled with that one stays."""
+    wanted = config.speculative_config
+    bundled = None if wanted is None or wanted.model else bundled_drafter(config.model, wanted.method)
+    if wanted is not None and bundled is not None:
+        wanted = msgspec.structs.replace(wanted, model=str(bundled))
+    return msgspec.structs.replace(config, model=model, speculative_config=wanted)
 
 
 @contextlib.asynccontextmanager
@@ -131,7 +141,7 @@ class _Keeper:
         config = self._config
         if self._client.is_ready:
             # Other weights may have been loaded since the first start.
-            config = msgspec.structs.replace(config, model=self._client.info.model)
+            config = with_other_weights(config, self._client.info.model)
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "samebit.engine.process"),
             *(address, str(os.getpid()), *self._arguments),

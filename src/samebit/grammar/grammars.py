@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections import OrderedDict, deque
-from functools import cached_property
+from functools import cached_property, partial
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -74,7 +74,7 @@ class Grammars:
             found = self._compile(definition, wanted, text)
         if isinstance(found, str):
             raise InvalidRequestError(f"{wanted.field}: {found}", param=wanted.field)
-        return Matcher(found.deep_copy(), self._vocabulary.size, self.counts)
+        return Matcher(found.deep_copy(), self._vocabulary.size, self.counts, partial(self._begin_again, text))
 
     def take_compile_times(self) -> list[float]:
         """Seconds of the compilations since the last call."""
@@ -110,6 +110,12 @@ class Grammars:
             if len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
         return found
+
+    def _begin_again(self, text: str) -> LLMatcher:
+        """A matcher that shares nothing, as the one that is kept has come to its limits; the next request has it compiled anew."""
+        with self._lock:
+            self._compiled.pop(text, None)
+        return self._new_matcher(text)
 
     def _fault(self, matcher: LLMatcher) -> str | None:
         """Why a grammar cannot be followed from its beginning on."""

@@ -1,13 +1,14 @@
 """Which tokens an answer may go on with: one request's way through its grammar. Knows token ids; no logits and no steps.
 
 A mask has a bit for each token, as in LogitEdits. It is a function of the grammar and the tokens so far alone, so who
-guessed them, and how many at a time, has no part in it.
+guessed them, and how many at a time, has no part in it. Nor has who else follows the same grammar: copies share what their lexer has
+found out, and its limits, so where one ends that way, a matcher of its own is led along the same tokens, and only its end counts.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from llguidance import LLMatcher
@@ -35,9 +36,12 @@ class GrammarCounts:
 class Matcher:
     """Owned by one request; mutable. `error` says why its grammar allows no token where it should."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, counts: GrammarCounts) -> None:
-        """Take `matcher` over, which has a token more than the vocabulary: the end of the grammar."""
-        self._matcher, self._vocab_size, self._counts = matcher, vocab_size, counts
+    def __init__(
+        self, matcher: LLMatcher, vocab_size: int, counts: GrammarCounts, begin: Callable[[], LLMatcher] | None = None
+    ) -> None:
+        """Take `matcher` over, which has a token more than the vocabulary: the end of the grammar. `begin` makes another that shares nothing."""
+        self._matcher, self._vocab_size, self._counts, self._begin = matcher, vocab_size, counts, begin
+        self._tokens: list[int] = []
         self._guesses: list[int] = []
         self._masks: list[bytes] = []
         self.is_over = False
@@ -47,7 +51,10 @@ class Matcher:
     def accept(self, token_id: int) -> None:
         """Take in a token that was drawn. Afterwards the grammar `is_over`, or there is an `error`, or a token is allowed."""
         begin = time.perf_counter()
+        self._tokens.append(token_id)
         self._matcher.consume_token(token_id)
+        if self._matcher.is_error():
+            self._begin_again()
         is_foreseen = self._guesses[:1] == [token_id] and len(self._masks) > 1
         self._guesses, self._masks = (self._guesses[1:], self._masks[1:]) if is_foreseen else ([], [])
         self._counts.mask_s += time.perf_counter() - begin
@@ -83,6 +90,9 @@ class Matcher:
         """Find the mask of the next token."""
         begin = time.perf_counter()
         mask = self._mask(self._matcher)
+        if self._matcher.is_error():
+            self._begin_again()
+            mask = self._mask(self._matcher)
         self._guesses, self._masks = [], [mask]
         if self._matcher.is_error():
             self.error = reason_of(self._matcher.get_error())
@@ -90,6 +100,12 @@ class Matcher:
             self.is_over = self._matcher.is_accepting()
             self.error = None if self.is_over else "no token is allowed"
         self._counts.mask_s += time.perf_counter() - begin
+
+    def _begin_again(self) -> None:
+        """Lead a matcher that shares nothing along the tokens so far."""
+        if self._begin is not None:
+            self._matcher = self._begin()
+            self._matcher.consume_tokens(self._tokens)
 
     def _mask(self, matcher: LLMatcher) -> bytes:
         """The mask of the next token, without the end of the grammar."""

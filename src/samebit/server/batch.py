@@ -37,7 +37,7 @@ _NO_LIMIT = 1 << 60
 _RESTARTS = 10
 _LOOK_S = 0.1
 _ID_BYTES = 12
-_SERVER_ERROR = 500
+_CLIENT_ERROR, _SERVER_ERROR = 400, 500
 _UNAVAILABLE = 503
 
 
@@ -102,12 +102,12 @@ def run_batch(
     done = keep_done(target, {request.custom_id: request.answer_id for request in requests})
     left = [request for request in requests if request.custom_id not in done]
     advance(len(done), len(requests))
-    num_failed = 0
+    num_failed, had_failed = 0, sum(status >= _CLIENT_ERROR for status in done.values())
     if left:
         with target.open("ab") as file, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             batch = _Batch(config, left, file, lambda count: advance(len(done) + count, len(requests)))
             num_failed = runner.run(batch.run(served_model_name or config.model, engine_class))
-    return BatchCounts(len(left) - num_failed, num_failed, len(done))
+    return BatchCounts(len(left) - num_failed, num_failed + had_failed, len(done) - had_failed)
 
 
 def read_requests(path: Path) -> list[BatchRequest]:
@@ -136,14 +136,15 @@ def read_requests(path: Path) -> list[BatchRequest]:
     return list(requests.values())
 
 
-def keep_done(path: Path, wanted: Mapping[str, str]) -> set[str]:
-    """Names of those of `wanted` with a lasting answer in `path`, which keeps only these lines. Creates the file.
+def keep_done(path: Path, wanted: Mapping[str, str]) -> dict[str, int]:
+    """The status of the lasting answers in `path` to those of `wanted`, by name; it keeps only these lines. Creates the file.
 
     `wanted` has the id of each answer by the name of its request: an answer with another one is to a request that has changed since. A
     line that was cut off when the last run ended is no answer. Raises InvalidRequestError if the file cannot be written, or
     holds anything else, which would be lost.
     """
     kept: dict[str, bytes] = {}
+    statuses: dict[str, int] = {}
     try:
         path.open("ab").close()
         whole, _, _cut_off = path.read_bytes().rpartition(b"\n")
@@ -158,13 +159,14 @@ def keep_done(path: Path, wanted: Mapping[str, str]) -> set[str]:
                 )
             if result.id == wanted[result.custom_id] and result.response.status_code < _SERVER_ERROR:
                 kept[result.custom_id] = row + b"\n"
+                statuses[result.custom_id] = result.response.status_code
         # Never a moment in which the answers are in no file.
         beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
         beside.write_bytes(b"".join(kept.values()))
         os.replace(beside, path)  # noqa: PTH105 - as a move over the file, whatever it is
     except OSError as error:
         raise InvalidRequestError(f"{path}: {error.strerror}") from error
-    return set(kept)
+    return statuses
 
 
 class _Batch:
@@ -218,7 +220,7 @@ class _Batch:
             self._file.write(msgspec.json.encode(result) + b"\n")
             self._file.flush()
             self._num_ended += 1
-            self._num_failed += status >= 400
+            self._num_failed += status >= _CLIENT_ERROR
             self._advance(self._num_ended)
 
 
