@@ -254,6 +254,7 @@ def test_an_engine_that_dies_is_started_again_and_then_serves(run):
     assert said == ["the engine process was killed by signal 9; starting it again"] * 2
     assert "signal 9" in reason
     assert 'samebit:engine_losses_total{model_name="nano"} 3.0' in text
+    assert 'samebit:num_requests_total{finished_reason="error",model_name="nano"} 2.0' in text
 
 
 def test_a_dead_engine_answers_no_call(run):

@@ -245,6 +245,7 @@ class AsyncEngineClient:
         self._down = self._last_words or error
         self.stats = {}
         self._metrics.set_engine_stats(self.stats, time.monotonic())
+        self._metrics.finish("error", len(self._open))
         for name, entry in list(self._open.items()):
             self._close(name)
             entry.stream.fail(EngineDeadError(str(self._down)))
@@ -286,8 +287,7 @@ class AsyncEngineClient:
             )
 
     def _close(self, request_id: str) -> OpenRequest | None:
-        entry = self._open.pop(request_id, None)
-        if entry is not None:
+        if (entry := self._open.pop(request_id, None)) is not None:
             self._num_open_tokens -= entry.record.num_prompt_tokens
             if not self._open:
                 self._idle.set()
