@@ -82,7 +82,7 @@ class BelievesGuesses(Engine):
         commit = self.scheduler.commit
 
         def believe(output):
-            rows = zip(output.accepted, self.scheduler._in_flight, strict=False)
+            rows = zip(output.accepted, self.scheduler._flights[0].rows, strict=False)
             accepted = [min(count + 1, len(row.drafts)) for count, row in rows]
             return commit(msgspec.structs.replace(output, accepted=accepted))
 

@@ -14,7 +14,7 @@ GRAMMAR_MUTANTS = [
         ("TensorRT-LLM PR #19296",),
         (edit(MATCHER + "_walk", "self._matcher.deep_copy()", "self._matcher"),),
         "grammars",
-        "the grammar cannot be followed",
+        "guesses changed an answer",
     ),
     Mutant(
         "all places of a row have the mask of the first",
