@@ -179,8 +179,8 @@ def test_a_native_kernel_that_the_dispatcher_does_not_see_is_refused(make_engine
     engine = make_engine(graph="trace")
     runner = engine._runner
     kernels = runner._place.kernels
-    if kernels.name == "torch":
-        pytest.skip("the torch set has nothing below the dispatcher")
+    if not kernels.name.startswith("native"):
+        pytest.skip(f"{kernels.name} kernels are not in C")
     import ctypes
 
     from samebit.kernels.native.build import load_library

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
-from pathlib import Path
 
 import pytest
 
 from samebit.core.config import EngineConfig, Schedule, SpeculativeConfig
 from samebit.engine.engine import Engine
-from samebit.engine.model_source import bundled_drafter, resolve_model
-from samebit.models.checkpoint import read_json
 from tests.driving import make_request, run
 from tests.exactness.test_nano import CODE
-from tests.speculative.block_checkpoint import METHODS, write_drafter
+from tests.speculative.fitted_drafters import fitted_drafters
 
 POOLS = {"num_pages": 500, "num_window_pages": 500, "num_checkpoints": 64, "max_num_seqs": 16, "num_threads": 1}
 FIRST = 160  # tokens that a warm run finds in the cache, whole pages of 16
@@ -64,25 +61,7 @@ def target(request) -> str:
 @pytest.fixture(scope="module")
 def drafters(target, tmp_path_factory) -> dict[str, SpeculativeConfig]:
     """The methods that the model can have; block drafters have random weights where none are bundled with it."""
-    raw = read_json(resolve_model(target) / "config.json")
-    sizes = raw["text_config"]
-    base = tmp_path_factory.mktemp("drafters")
-    found = {"ngram": SpeculativeConfig(method="ngram")}
-    if raw.get("mtp_config"):
-        found["mtp"] = SpeculativeConfig(method="mtp")
-    for method, config in METHODS.items():
-        if bundled_drafter(target, method):
-            found[method] = SpeculativeConfig(method=method)
-            continue
-        fitted = config | {key: sizes[key] for key in ("hidden_size", "vocab_size")}
-        fitted |= {
-            "num_target_layers": sizes["num_hidden_layers"],
-            "max_position_embeddings": sizes["model_max_length"],
-        }
-        fitted["dflash_config"] = config["dflash_config"] | {"mask_token_id": sizes["vocab_size"] - 3}
-        folder: Path = write_drafter(base / method, fitted)[0]
-        found[method] = SpeculativeConfig(method=method, model=str(folder))
-    return found
+    return fitted_drafters(target, tmp_path_factory.mktemp("drafters"))
 
 
 @pytest.fixture(scope="module")
