@@ -1,8 +1,7 @@
 """Addresses of a step on a device: the twin is kernels/torch_index.py. Integers only, each written once.
 
-Three launches that follow one another: page deltas, which everything after them must see; all addresses, which read the
-slot tables; and what the step is going to write in the rings, which changes those. Knows the order of its arguments
-(values.py).
+Three launches that follow one another: page deltas, which everything after them must see; all addresses, which read the slot
+tables; and what the step is going to write in the rings, which changes those. Knows the order of its arguments (values.py).
 """
 
 import inspect
@@ -15,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from samebit.kernels import torch_index, values
-from samebit.kernels.triton.launch import launch
+from samebit.kernels.triton.launch import begin, launch
 from samebit.kernels.values import INDEX_RESULTS, INDEX_TABLES, IndexFields, IndexSizes
 
 MAX_GROUPS = 4
@@ -51,6 +50,7 @@ def apply_deltas_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Put pages and their stamps into the slots' tables; a delta that is padding writes zeros to slot 0."""
+    begin()
     d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = d < num_deltas
     group = tl.load(groups + d, mask=live, other=-1)
@@ -223,6 +223,7 @@ def find_addresses_kernel(
     TOKEN_BLOCK: tl.constexpr, ENTRY_BLOCK: tl.constexpr, SAMPLE_BLOCK: tl.constexpr, ROW_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """All results: a program works on one batch row, or on a block of tokens, entries or logits rows."""
+    begin()
     first_token = num_rows
     first_entry = first_token + tl.cdiv(num_tokens, TOKEN_BLOCK)
     first_sample = first_entry + tl.cdiv(num_entries, ENTRY_BLOCK)
@@ -277,6 +278,7 @@ def record_writes_kernel(
     HISTORY: tl.constexpr, RING: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Ring tags as they must be once the step's kernels have run."""
+    begin()
     token_programs = tl.cdiv(num_tokens, BLOCK)
     program = tl.program_id(0)
     if program < token_programs:
@@ -352,9 +354,10 @@ def accept_kernel(
     MAX_DRAFTS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """How many drafts of each batch row are what was drawn in their places; its slot's length and last token follow."""
+    begin()
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_row = row < num_rows
-    begin = tl.load(query_start + row, mask=is_row, other=0)
+    first = tl.load(query_start + row, mask=is_row, other=0)
     end = tl.load(query_start + 1 + row, mask=is_row, other=0)
     count = tl.load(row_drafts + row, mask=is_row, other=0)
     first_draw = tl.load(row_first_draw + row, mask=is_row, other=-1)
@@ -366,7 +369,7 @@ def accept_kernel(
     tl.store(accepted + row, found, mask=is_row)
     slot = tl.load(row_slots + row, mask=is_row, other=0)
     start = tl.load(row_start + row, mask=is_row, other=0)
-    tl.store(length + slot, (start + end - begin - count + found).to(tl.int64), mask=slot > 0)
+    tl.store(length + slot, (start + end - first - count + found).to(tl.int64), mask=slot > 0)
     draws = is_row & (first_draw >= 0)
     last = tl.load(drawn + first_draw + found, mask=draws, other=0)
     tl.store(next_token + slot, last, mask=draws & (slot > 0))
