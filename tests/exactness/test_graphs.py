@@ -60,12 +60,15 @@ def requests_with_extras():
     ]
 
 
-def test_steps_with_edits_masks_and_logprobs_are_replayed_in_buckets_with_room_for_them(make_engine, cold):
-    """Captured when the engine starts, as on a GPU."""
+@pytest.mark.parametrize("when", ["start", "use"])
+def test_steps_with_edits_masks_and_logprobs_are_replayed_in_buckets_with_room_for_them(make_engine, cold, when):
+    """Captured as on a GPU."""
     engine = make_engine(graph="trace", max_num_seqs=6, max_num_batched_tokens=24)
     runner = engine._runner
-    with torch.inference_mode():
-        list(runner.capture(buckets_of(engine._config, engine._loaded, engine.pools.geometry)))
+    buckets = buckets_of(engine._config, engine._loaded, engine.pools.geometry)
+    runner.prepare(buckets)
+    for bucket in buckets if when == "start" else []:
+        runner.capture(bucket)
     requests = requests_with_extras()
     results = run(engine, requests, [0, 0, 1, 3, 4])
     for request in requests:

@@ -47,7 +47,8 @@ def audit_model(
     """
     started = time.monotonic()
     environment = Environment.here()
-    base = msgspec.structs.replace(config, poison=True, checkpoint_interval=2 * config.page_size)
+    # An engine for each few scenarios: it captures those of its steps that they need.
+    base = msgspec.structs.replace(config, poison=True, checkpoint_interval=2 * config.page_size, capture="use")
     engine = make_engine(_reference_config(base))
     info, prompts = engine.info, make_prompts(engine)
     wanted = all_scenarios(str(info.profile["device"])) if scenarios is None else list(scenarios)

@@ -124,8 +124,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     checkpoint is kept at multiples of it (a multiple of `page_size`). `num_pages`, `num_window_pages`,
     `num_checkpoints`: pool sizes (None: from `cache_bytes`). `cache_bytes`: memory to size the pools by (None: 1 GiB on a CPU,
     what `gpu_memory_utilization` of a GPU's memory leaves beside the weights and a step). `num_threads`: CPU threads (None: all
-    cores). `graph`: "eager", "trace" (each step is recorded once for its sizes and replayed), "cuda" (CUDA graphs, captured at
-    start), all of the same bits; "auto" is "cuda" on a GPU. `kernels`: "native" (compiled) or "torch" (pure torch) on a CPU,
+    cores). `graph`: "eager", "trace" (each step is recorded once for its sizes and replayed), "cuda" (CUDA graphs),
+    all of the same bits; "auto" is "cuda" on a GPU. `capture`: CUDA graphs are captured at "start", or each at its first "use",
+    which starts sooner and pauses for a moment then. `kernels`: "native" (compiled) or "torch" (pure torch) on a CPU,
     "triton" on a GPU, or "auto". `speculative_config`: who guesses tokens ahead (None:
     nobody). `async_scheduling`: plan the next step while one runs (None: on a GPU). `priority_aging_steps`: steps of waiting that weigh as much as one level of a request's priority. `audit_rate`: share of finished
     requests that are computed a second time, cold, and compared. `poison`: fill fresh and freed memory with NaN (tests).
@@ -148,6 +149,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seed: int = 0
     num_threads: int | None = None
     graph: Literal["auto", "eager", "trace", "cuda"] = "auto"
+    capture: Literal["start", "use"] = "start"
     kernels: Literal["auto", "native", "torch", "triton"] = "auto"
     priority_aging_steps: int = 64
     audit_rate: float = 0.0

@@ -84,18 +84,20 @@ def buckets_of(config: EngineConfig, loaded: Loaded, geometry: StateGeometry) ->
 
 
 def capture_graphs(config: EngineConfig, runner: LocalRunner, loaded: Loaded, geometry: StateGeometry) -> None:
-    """Capture the steps that an engine expects to run, if it uses CUDA graphs."""
+    """Have the steps that an engine expects to run captured, now or when they run first, if it uses CUDA graphs."""
     if config.graph != "cuda":
+        return
+    buckets = buckets_of(config, loaded, geometry)
+    runner.prepare(buckets)
+    if config.capture == "use":
         return
     from rich.console import Console  # noqa: PLC0415 - as below
     from rich.progress import track  # noqa: PLC0415 - an engine on a CPU should not pay for it
 
-    buckets = buckets_of(config, loaded, geometry)
     console = Console(stderr=True)
-    for _ in track(
-        runner.capture(buckets), "Capturing graphs", len(buckets), console=console, disable=not console.is_terminal
-    ):
-        pass
+    # The largest first, so that the others find its memory.
+    for bucket in track(buckets[::-1], "Capturing graphs", console=console, disable=not console.is_terminal):
+        runner.capture(bucket)
 
 
 def device_memory(device: torch.device) -> dict[str, int]:

@@ -87,7 +87,7 @@ class LocalRunner:
     """Executes plans on one device. Owner of a program for each bucket; shares the pools with the model's kernels.
 
     `graph` "eager" runs the step function on buckets that fit; "trace" replays recordings, on few sizes of buckets; "cuda" replays
-    graphs of the buckets that `capture` was given, and runs what fits none of them eagerly.
+    graphs of the buckets that `prepare` was given, and runs what fits none of them eagerly.
     """
 
     def __init__(
@@ -127,13 +127,16 @@ class LocalRunner:
             read = program.results.copy(program.run())
         return lambda: _read_back(plan, read())
 
-    @torch.inference_mode()
-    def capture(self, buckets: Sequence[Bucket]) -> Iterator[int]:
-        """Capture a graph for each bucket, largest first, so that the others find its memory; how many are done, as they are."""
-        for number, bucket in enumerate(reversed(buckets), 1):
-            self._captured[bucket] = _RecordedProgram(self._place, bucket)
-            yield number
+    def prepare(self, buckets: Sequence[Bucket]) -> None:
+        """Steps that fit one of `buckets` replay its graph from now on; it is captured then, unless it was before."""
         self._ladder = Ladder(buckets)
+
+    @torch.inference_mode()
+    def capture(self, bucket: Bucket) -> _Program:
+        """The program that replays the graph of a bucket that was prepared."""
+        if bucket not in self._captured:
+            self._captured[bucket] = _RecordedProgram(self._place, bucket)
+        return self._captured[bucket]
 
     def forget(self) -> None:
         """Let go of all that was recorded or captured: the model has changed in what recordings hold."""
@@ -150,7 +153,7 @@ class LocalRunner:
 
     def _captured_program(self, bucket: Bucket) -> _Program | None:
         found = self._ladder.first_that_holds(bucket)
-        return None if found is None else self._captured[found]
+        return None if found is None else self.capture(found)
 
     def _program(self, bucket: Bucket) -> _Program:
         program = self._programs.pop(bucket, None)
