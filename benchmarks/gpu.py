@@ -2,6 +2,7 @@
 
     python -m benchmarks.models bench-8b /tmp/bench-8b
     python -m benchmarks.gpu /tmp/bench-8b --transformers --output benchmarks/results/gpu.json
+    python -m benchmarks.gpu nano --batch 1 8 64
 
 First answers are compared (alone, in a batch, from captured steps, from eager ones), and only then is anything timed. A large
 copy and a large product tell what the device gives. A step's wall time is that of the engine; its device time is that of its
@@ -27,10 +28,12 @@ from samebit.bench.environment import environment
 from samebit.core.plan import BatchPlan
 from samebit.core.request import Request
 from samebit.engine.engine import Engine
+from samebit.engine.model_source import resolve_model
 from samebit.inputs import Bucket
 
 CONTEXT = 512
 BATCHES = (1, 8, 32, 128)
+LEAST_SEQS = 8
 PREFILL = (8, 2048)
 STEPS = 64
 REPLAYS = 32
@@ -42,32 +45,34 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True}
 def main() -> None:
     """Read the arguments, compare, measure, print and store the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", help="a folder, or the name of a bundled model")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", type=int, nargs="+", default=BATCHES, help="requests that decode at once")
     parser.add_argument("--transformers", action="store_true", help="time transformers on the same weights, too")
     parser.add_argument("--profile", action="store_true", help="tell how a step's time falls to kernels, too")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     settings: dict[str, Any] = {
         "device": "cuda",
-        "max_num_seqs": max(BATCHES),
+        "max_num_seqs": max(LEAST_SEQS, *args.batch),
         "max_num_batched_tokens": MOST_TOKENS,
         "max_model_len": CONTEXT + PREFILL[1],
         "enable_prefix_caching": False,
     }
     started = time.perf_counter()
-    llm = LLM(str(args.model), **settings)
+    llm = LLM(args.model, **settings)
     record: dict[str, Any] = {
-        "command": f"{args.model.name} --rounds {args.rounds}",
+        "command": f"{Path(args.model).name} --rounds {args.rounds}",
         "start_s": time.perf_counter() - started,
         **environment(llm.info),
         "triton": llm.info.profile.get("triton"),
     }
-    compare(llm, str(args.model), settings)
+    compare(llm, args.model, settings)
+    print(f"the same bits alone, in a batch, captured and eager; started in {record['start_s']:.1f} s", flush=True)
     record["floors"] = {"copy_bytes_per_s": copy_rate(), "product_operations_per_s": product_rate()}
     print(json.dumps(record["floors"]), flush=True)
     rng = random.Random(0)
-    for batch in BATCHES:
+    for batch in args.batch:
         record[f"decode, batch {batch}"] = found = decode(llm, rng, batch, args.rounds, profile=args.profile)
         print(batch, json.dumps(found), flush=True)
     record["prefill"] = found = prefill(llm, rng, args.rounds, profile=args.profile)
@@ -75,7 +80,7 @@ def main() -> None:
     if args.transformers:
         del llm
         torch.cuda.empty_cache()
-        record["transformers"] = transformers_rates(args.model, rng)
+        record["transformers"] = transformers_rates(resolve_model(args.model), rng)
     print(json.dumps(record, indent=1))
     if args.output is not None:
         args.output.write_text(json.dumps(record, indent=1) + "\n")
@@ -188,7 +193,7 @@ def decode(llm: LLM, rng: random.Random, batch: int, rounds: int, *, profile: bo
     wall, device, tenths = statistics.median(walls), statistics.median(devices), statistics.quantiles(walls, n=10)
     found = {"step": wall, "p10": tenths[0], "p90": tenths[-1], "device": device, "host": wall - device}
     times = {f"{name}_ms": round(1e3 * value, 4) for name, value in found.items()}
-    return times | {"tokens_per_s": round(batch / wall)} | kernels
+    return times | {"steps_per_s": round(len(walls) / sum(walls), 1), "tokens_per_s": round(batch / wall)} | kernels
 
 
 def kernel_times(work: Callable[[], object], rounds: int = 8) -> dict[str, list[float]]:
