@@ -1,6 +1,7 @@
 """The white-box audit on a small random model: a sound engine passes, and each sabotaged one is found out."""
 
 import math
+import time
 
 import msgspec
 import pytest
@@ -306,6 +307,20 @@ def test_engines_are_poisoned_and_the_reference_has_one_thread_and_no_disturbanc
     assert preempted.schedule.preempt_percent > 0
     assert [config.graph for config in configs] == ["eager", "eager", "eager", "trace"]
     assert (off.enable_prefix_caching, off.schedule.chunk_sizes) == (False, (7,))
+
+
+def test_when_time_is_up_no_scenario_begins_and_the_report_counts_those_that_are_left(audit_small):
+    begun = []
+
+    def late(_result, _total):
+        begun.append(1)
+        clock.undo()
+        clock.setattr(time, "monotonic", lambda: 1e12)
+
+    with pytest.MonkeyPatch.context() as clock:
+        report = audit_small(COLD, PREEMPTED, "off/solo/7/trace", max_seconds=3600.0, on_scenario=late)
+    assert (len(begun), len(report.scenarios), report.scenarios_left) == (1, 1, 2)
+    assert report.status == 0
 
 
 def test_scenarios_are_every_combination_once():

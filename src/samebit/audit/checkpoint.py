@@ -29,7 +29,9 @@ class Prompts:
     file: Path | None
 
 
-def audit_checkpoint(config: EngineConfig, prompts: Prompts, *, seed: int) -> WhiteBoxReport:
+def audit_checkpoint(
+    config: EngineConfig, prompts: Prompts, *, seed: int, max_seconds: float | None = None
+) -> WhiteBoxReport:
     """The white-box audit, with a line on stderr for each scenario. Raises SamebitError when it cannot run."""
     lines = [] if prompts.file is None else read_lines(prompts.file)
     if not prompts.num_builtin and not lines:
@@ -48,7 +50,7 @@ def audit_checkpoint(config: EngineConfig, prompts: Prompts, *, seed: int) -> Wh
         num_done += 1
         progress.print(f"{num_done}/{total} {scenario_line(result)}", markup=False, highlight=False, soft_wrap=True)
 
-    return audit_model(config, make_prompts, seed=seed, on_scenario=show)
+    return audit_model(config, make_prompts, seed=seed, max_seconds=max_seconds, on_scenario=show)
 
 
 def replay_file(path: Path) -> ReplayReport:

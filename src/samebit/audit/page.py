@@ -79,6 +79,7 @@ def _white_box(report: WhiteBoxReport) -> str:
         **{f"requests: {name}": count for name, count in report.requests.items()},
         **{f"tokens: {name}": count for name, count in report.guesses.items()},
         "seconds": round(report.seconds),
+        "scenarios not reached in time": report.scenarios_left,
     }
     first = report.first_difference
     where = {"system fingerprint": report.system_fingerprint, "seed": report.seed, **report.profile}

@@ -56,6 +56,8 @@ def _print_white_box(report: WhiteBoxReport, console: Console) -> None:
         highlight=False,
     )
     console.print(f"{report.mismatches:,} mismatches", style="red" if report.mismatches else "green")
+    if report.scenarios_left:
+        console.print(f"{report.scenarios_left} scenarios were not reached in time", style="yellow")
     if report.first_difference is not None:
         console.print(f"first difference: {escape(describe(report.first_difference))}", soft_wrap=True)
     for problem in report.problems:

@@ -113,7 +113,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhiteBoxReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="white-box"):
-    """An engine compared with itself. `status`: 0 all equal, 1 differences or problems."""
+    """An engine compared with itself. `status`: 0 all equal, 1 differences or problems. `scenarios_left`: not reached in time."""
 
     schema: int = SCHEMA
     model: str
@@ -131,6 +131,7 @@ class WhiteBoxReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
     guesses: dict[str, int]
     first_difference: Difference | None
     problems: list[str]
+    scenarios_left: int
     scenarios: list[ScenarioResult]
 
 

@@ -37,13 +37,15 @@ def audit_model(
     *,
     seed: int = 0,
     scenarios: Sequence[Scenario] | None = None,
+    max_seconds: float | None = None,
     make_engine: MakeEngine = Engine,
     on_scenario: OnScenario | None = None,
 ) -> WhiteBoxReport:
     """Audit the engine that `config` describes. Fresh and freed memory is poisoned, ids are given out in seeded order.
 
-    `make_prompts` gets the reference engine. `on_scenario` is called after each scenario with their number. Raises
-    ConfigError, ModelError or InvalidRequestError when the audit cannot run.
+    `make_prompts` gets the reference engine. `on_scenario` is called after each scenario with their number. After
+    `max_seconds` no other begins, and the report says how many are left. Raises ConfigError, ModelError or InvalidRequestError
+    when the audit cannot run.
     """
     started = time.monotonic()
     environment = Environment.here()
@@ -57,8 +59,10 @@ def audit_model(
     results: list[ScenarioResult] = []
     told = {"told": (told_drafter(prompts, references),)}
     for (drafts, setup), group in itertools.groupby(wanted, key=lambda one: (one.drafts, one.config(base, seed))):
+        if _is_over(started, max_seconds):
+            break
         engine = make_engine(setup, *told.get(drafts, ()))
-        for scenario in group:
+        for scenario in itertools.takewhile(lambda _: not _is_over(started, max_seconds), group):
             results.append(_Arm(engine, scenario, prompts, references).run())
             if on_scenario is not None:
                 on_scenario(results[-1], len(wanted))
@@ -90,8 +94,13 @@ def audit_model(
         guesses={name: sum(getattr(cell, name) for cell in cells) for name in ("guessed", "accepted")},
         first_difference=min(found, key=order, default=None),
         problems=problems,
+        scenarios_left=len(wanted) - len(results),
         scenarios=results,
     )
+
+
+def _is_over(started: float, max_seconds: float | None) -> bool:
+    return max_seconds is not None and time.monotonic() - started >= max_seconds
 
 
 def _reference_config(base: EngineConfig) -> EngineConfig:

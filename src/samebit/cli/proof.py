@@ -11,6 +11,7 @@ from samebit.cli.flags import (
     Dtype,
     Kernels,
     MaxModelLen,
+    MaxNumSeqs,
     NumThreads,
     PageSize,
     engine_config,
@@ -32,12 +33,16 @@ def audit(
     ] = None,
     num_prompts: Annotated[int, typer.Option("--num-prompts", help="Built-in prompts.", min=0)] = 12,
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="Tokens of each answer to those.", min=1)] = 32,
+    max_seconds: Annotated[
+        float | None, typer.Option("--max-seconds", help="Begin no scenario after so long (default: run all).", min=0.0)
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Chooses prompts and disturbances.", min=0)] = 0,
     num_threads: NumThreads = None,
     device: Device = None,
     dtype: Dtype = None,
     kernels: Kernels = None,
     max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = None,
     page_size: PageSize = None,
     cache_bytes: CacheBytes = 1 << 28,
     speculative_config: SpeculativeJson = None,
@@ -70,6 +75,7 @@ def audit(
         config = engine_config(
             model=model,
             max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
             page_size=page_size,
             checkpoint_interval=page_size,
             cache_bytes=cache_bytes,
@@ -80,5 +86,5 @@ def audit(
             speculative_config=from_json(speculative_config),
         )
         sources = checkpoint.Prompts(num_builtin=num_prompts, max_tokens=max_tokens, file=prompts)
-        report = checkpoint.audit_checkpoint(config, sources, seed=seed)
+        report = checkpoint.audit_checkpoint(config, sources, seed=seed, max_seconds=max_seconds)
         raise typer.Exit(command.finish(report, json_file, html_file))
