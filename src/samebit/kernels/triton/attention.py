@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from samebit.kernels.triton.items import find_row, row_items, row_sizes, value_of
-from samebit.kernels.triton.launch import dot_dtype, launch, num_programs
+from samebit.kernels.triton.launch import begin, dot_dtype, launch, num_programs
 from samebit.kernels.triton.softmax import LOG2_E, add_keys, merge, merge_tops, no_keys
 
 SHORT_BLOCK_M = 16
@@ -101,6 +101,7 @@ def attend_kernel(
     BLOCK_B: tl.constexpr,
     DOT: tl.constexpr,
 ):
+    begin()
     ends, is_split, first_partial, _ = row_items(
         query_start, row_start, num_rows, window, capacity, BLOCK_TOKENS, CHUNK, GROUP, KV_HEADS, BLOCK_M, SHORT_ROWS,
         IS_LONG, BLOCK_B,
@@ -152,8 +153,8 @@ def attend_kernel(
         for chunk in range(part, tl.where(split, part + 1, chunks)):
             chunk_top, chunk_total, chunk_sums = no_keys(BLOCK_M, BLOCK_D)
             origin = (first_chunk + chunk) * CHUNK
-            begin = tl.maximum(low, origin) // BLOCK_N
-            for block in range(begin, tl.cdiv(tl.minimum(high, origin + CHUNK), BLOCK_N)):
+            first_block = tl.maximum(low, origin) // BLOCK_N
+            for block in range(first_block, tl.cdiv(tl.minimum(high, origin + CHUNK), BLOCK_N)):
                 key = block * BLOCK_N + tl.arange(0, BLOCK_N)
                 is_key = (key >= low) & (key < high)
                 page = tl.load(
@@ -268,6 +269,7 @@ def merge_kernel(
     BLOCK_B: tl.constexpr,
 ):
     """Merge the chunks of a query row that was split, in ascending order; an item is a query row of a KV head."""
+    begin()
     _ends, is_split, first_partial, query_rows = row_items(
         query_start, row_start, num_rows, window, capacity, BLOCK_TOKENS, CHUNK, GROUP, KV_HEADS, BLOCK_M, SHORT_ROWS,
         False, BLOCK_B,
