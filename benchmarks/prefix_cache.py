@@ -86,6 +86,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--answer", type=int, default=32, help="tokens of an answer")
     parser.add_argument("--max-num-batched-tokens", type=int, default=512)
     parser.add_argument("--cache-bytes", type=int, help="of each engine; on a GPU 8 GiB if not given")
+    parser.add_argument("--capture", default="start", choices=("start", "use"), help="when graphs are captured")
     parser.add_argument("--smoke", action="store_true", help="see that it runs: a short conversation")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args(arguments)
@@ -99,6 +100,7 @@ def start(args: argparse.Namespace) -> dict[str, LLM]:
     settings = bounded(
         {
             "num_threads": args.threads,
+            "capture": args.capture,
             "max_model_len": args.system + args.turns * (args.user + args.answer),
             "max_num_seqs": 4,
             "max_num_batched_tokens": args.max_num_batched_tokens,

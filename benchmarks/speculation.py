@@ -90,6 +90,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.8], help="0.8 is with a top-p of 0.95")
     parser.add_argument("--speculative-config", type=json.loads, nargs="+", help="the arms; all methods if not given")
     parser.add_argument("--cache-bytes", type=int, default=CACHE_BYTES, help="of each engine")
+    parser.add_argument("--capture", default="start", choices=("start", "use"), help="when graphs are captured")
     parser.add_argument("--smoke", action="store_true", help="see that it runs: few prompts and tokens")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args(arguments)
@@ -105,6 +106,7 @@ def start(args: argparse.Namespace) -> dict[str, LLM]:
     settings = bounded(
         {
             "num_threads": args.threads,
+            "capture": args.capture,
             "enable_prefix_caching": False,
             "max_model_len": MAX_LENGTH,
             "max_num_seqs": max(32, most),
