@@ -41,6 +41,9 @@ class ConvIndex:
     input is kept. ``entry_sources`` [E, K-1] int32: a value s >= 0 is a token of this step, s < 0 the pool row
     -(s + 1) as it was before the launch; ``entry_source_tags`` [E, K-1] int64: tags expected there; ``entry_dest``
     [E, K-1] int32, ``entry_tag`` [E] int64: the rows of the checkpoint and their tag.
+
+    Rows that are written for a batch row (``store_rows``, ``write_rows``) are read for no other, but for those of slot 0. A pool row that
+    an entry is copied from is one of the ``read_rows``, or not written in this launch; rows of ``entry_dest`` are not read in it.
     """
 
     query_start: Tensor

@@ -4,14 +4,17 @@ Sums are taken in the twin's order and without fused operations, so they are equ
 """
 
 import random
+from contextlib import contextmanager
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from triton.runtime.interpreter import InterpreterBuilder
 
 from samebit.kernels import torch_set
 from samebit.kernels.triton import conv
+from samebit.kernels.triton.launch import IS_INTERPRETED, num_launches
 from samebit.kernels.values import ConvIndex
 from tests.kernels.cases import SINK, ints, longs, normal, ring_index, tag
 
@@ -44,6 +47,22 @@ def run(device, dtype, x, taps, values, tags, ix, residual=None):
     values.copy_(rows)
     tags.copy_(row_tags)
     return y.cpu()
+
+
+@contextmanager
+def programs_in_order(seed):
+    """Programs of the first grid axis run in the order that ``seed`` draws; those of a device run in an order of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        if IS_INTERPRETED:
+            run_next = InterpreterBuilder.set_grid_idx
+
+            def run_another(builder, x, y, z):
+                order = list(range(builder.grid_dim[0]))
+                random.Random(seed).shuffle(order)
+                run_next(builder, order[x], y, z)
+
+            patch.setattr(InterpreterBuilder, "set_grid_idx", run_another)
+        yield
 
 
 def twin(x, taps, values, tags, ix, residual=None):
@@ -81,8 +100,12 @@ def random_step(rng, max_count=2 * RING, num_rows=None):
         columns["write_rows"] += [ring[(start + i) % RING] if i >= count - RING else SINK for i in range(count)]
         columns["write_tags"] += [rng.getrandbits(60) for _ in range(count)]
         for _ in range(rng.randint(0, 2)):
-            end = rng.randint(0, count)
-            before = [first + i if i >= 0 else -(reads[HISTORY + i] + 1) for i in range(end - HISTORY, end)]
+            # A row without tokens may have an entry that ends before it.
+            end = rng.randint(0 if count or resumes else max(-start, HISTORY - RING), count)
+            older = [ring[p % RING] if p >= 0 else 0 for p in range(start - RING, start - HISTORY)]
+            known = older + reads if end < 0 else reads
+            before = [first + i if i >= 0 else -(known[i] + 1) for i in range(end - HISTORY, end)]
+            sources |= {-(s + 1) for s in before if s < 0}
             columns["entry_sources"].append(before)
             columns["entry_source_tags"].append([rng.choice([-1, 6]) if s < 0 else 0 for s in before])
             columns["entry_dest"].append(take(HISTORY) if rng.random() < 0.8 else [SINK] * HISTORY)
@@ -117,7 +140,8 @@ def test_outputs_rows_and_tags_are_those_of_the_twin(device, seed, channels, has
     values[read] = kept(normal(4, len(read), channels), torch.bfloat16)
     taps, residual = None if is_shift else taps, residual if has_residual and not is_shift else None
     expected, expected_tags = values.clone(), tags.clone()
-    y = run(device, dtype, x, taps, values, tags, ix, residual)
+    with programs_in_order(seed):
+        y = run(device, dtype, x, taps, values, tags, ix, residual)
     wanted = twin(kept(x.float(), dtype), taps, expected, expected_tags, ix, residual)
     assert y.dtype is (dtype if residual is None else torch.float32)
     assert torch.equal(y.float(), kept(wanted, y.dtype))
@@ -125,18 +149,63 @@ def test_outputs_rows_and_tags_are_those_of_the_twin(device, seed, channels, has
     assert torch.equal(tags, expected_tags)
 
 
+@pytest.mark.parametrize("order", range(3))
 @pytest.mark.parametrize("is_shift", [False, True])
-def test_more_batch_rows_and_entries_than_a_program_takes(device, is_shift):
-    ix, sources, num_rows = random_step(random.Random(5), 4, 2 * conv.OWNERS + 3)
-    assert ix.entry_tag.shape[0] > 2 * conv.OWNERS
+def test_more_rows_entries_and_tokens_than_are_searched_at_once(device, monkeypatch, is_shift, order):
+    monkeypatch.setattr(conv, "SCAN", 8)
+    monkeypatch.setattr(conv, "ROW_BLOCK", 4)
+    ix, sources, num_rows = random_step(random.Random(5), 40, 9)
+    assert ix.entry_sources.numel() > 2 * 8
+    assert int(ix.query_start.diff().max()) > conv.BLOCK_T + 2 * 8
     x, taps = normal(1, ix.write_rows.shape[0], 5), None if is_shift else normal(2, TAPS, 5)
     values, tags = pool(5, num_rows)
     values[sorted(sources - {0})] = normal(4, len(sources - {0}), 5)
     expected, expected_tags = values.clone(), tags.clone()
-    y = run(device, torch.float32, x, taps, values, tags, ix)
+    with programs_in_order(order):
+        y = run(device, torch.float32, x, taps, values, tags, ix)
     assert torch.equal(y, twin(x, taps, expected, expected_tags, ix))
     assert torch.equal(values.nan_to_num(7.0), expected.nan_to_num(7.0))
     assert torch.equal(tags, expected_tags)
+
+
+@pytest.mark.parametrize("order", range(6))
+def test_what_a_row_overwrites_is_first_used_whatever_program_runs_first(device, monkeypatch, order):
+    """The last of nine tokens take the places of the history, of which the first outputs and two of four entries are made."""
+    monkeypatch.setattr(conv, "SCAN", 4)
+    ring, history = torch.arange(2, 2 + RING), normal(1, HISTORY, 5)
+    x, taps = normal(2, RING, 5), normal(3, TAPS, 5)
+    own, other = ring_index(ring, HISTORY, RING, TAPS), ring_index(ring + RING, 0, 0, TAPS)
+    fields = {name: torch.cat([getattr(own, name), getattr(other, name)]) for name in ConvIndex.__slots__} | {
+        "query_start": ints(0, RING, RING),
+        "entry_sources": torch.tensor([[-1] * 3, [-1] * 3, [-3, -4, -5], [-4, -5, 0]], dtype=torch.int32),
+        "entry_source_tags": torch.tensor([[0] * 3, [0] * 3, [tag(0), tag(1), tag(2)], [tag(1), tag(2), 0]]),
+        "entry_dest": torch.tensor([[SINK] * 3, [SINK] * 3, [20, 21, 22], [23, 24, 25]], dtype=torch.int32),
+        "entry_tag": longs(0, 0, 901, 902),
+    }
+    assert set(own.write_rows.tolist()) >= set(own.read_rows.flatten().tolist()) == {2, 3, 4}
+    values, tags = pool(5)
+    values[2:5], tags[2:5] = history, own.read_tags[0]
+    with programs_in_order(order):
+        y = run(device, torch.float32, x, taps, values, tags, ConvIndex(**fields))
+    inputs = torch.cat([history, x])
+    wanted = sum(weight * inputs[tap : tap + RING] for tap, weight in enumerate(taps)) + x
+    assert torch.equal(y, wanted)
+    assert torch.equal(values[20:26], inputs[[0, 1, 2, 1, 2, 3]])
+    assert tags[20:26].tolist() == [901] * 3 + [902] * 3
+    assert torch.equal(values[own.write_rows], x)
+
+
+def test_a_step_is_one_launch(device):
+    before = num_launches()
+    run(
+        device,
+        torch.float32,
+        normal(1, 9, 5),
+        normal(2, TAPS, 5),
+        *pool(5),
+        ring_index(torch.arange(2, 11), 0, 9, TAPS),
+    )
+    assert num_launches() == before + 1
 
 
 @settings(max_examples=12)
@@ -231,6 +300,8 @@ def test_long_rows_resume_and_are_the_twins(device, activation, channels, count)
     snapshot = torch.arange(50, 53, dtype=torch.int32)[None]
     stores = ints(*[2 + p % 31 for p in range(start - HISTORY, start)])[None]
     fields = {name: getattr(ix, name) for name in ConvIndex.__slots__}
+    sources = [[s if s >= 0 else -(50 + count + h + 1) for h, s in enumerate(ix.entry_sources[0].tolist())]]
+    fields["entry_sources"] = torch.tensor(sources, dtype=torch.int32)
     ix = ConvIndex(**fields | {"read_rows": snapshot, "store_rows": stores})
     padded = torch.cat([x, torch.full((5, channels), torch.nan, dtype=activation)])
     residual = torch.cat([residual, torch.zeros(5, channels)])

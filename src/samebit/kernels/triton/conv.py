@@ -1,13 +1,16 @@
 """Short convolution and shift on a device, and the pool rows in which their inputs are kept. Knows no model.
 
-Two launches. A step reads ring rows (history, sources of entries, rows to be stored) that its tokens overwrite, and
-rows of snapshots beside those that entries write; programs of one launch run in any order. So the first launch only
-reads the pool, and holds in scratch what is to be copied within it; the second only writes. An entry has its snapshot
-and a batch row its ring to itself, so two writes meet in one case: late tokens of a batch row take the place of rows
-that it stores, and stay.
-"""
+One launch, although a step reads ring rows (history, sources of entries, rows to be stored) that its tokens overwrite, and
+programs run in any order. Written are rings and the snapshots of entries; the latter are read by later launches only. A ring belongs
+to one batch row, and in each block of channels one program alone writes to it. That program reads all it needs and waits for its
+threads, then stores what the row resumes from and waits, then writes the tokens, late ones in place of stored rows. Nothing else
+reads a row that it writes: tokens behind a row's first K - 1 have all their inputs in the step, and an entry's source in the pool
+is either in a batch row's history, whose program copies it, or not written in this launch (``ConvIndex``: it is zero, in a
+published snapshot, or in the ring of a row without tokens), and copied by some program. Rows that resume from one snapshot
+may both copy a source, the same bits to the same place.
 
-from typing import Any
+A program that works on a batch row knows it by its number. So it asks for all addresses at once, then for all rows.
+"""
 
 import torch
 import triton
@@ -15,254 +18,325 @@ import triton.language as tl
 from torch import Tensor
 
 from samebit.kernels import values
-from samebit.kernels.triton.index import ROW_BLOCK, batch_rows
-from samebit.kernels.triton.launch import launch
+from samebit.kernels.triton.index import ROW_BLOCK
+from samebit.kernels.triton.launch import begin, launch
 
 SINK_ROW = tl.constexpr(values.SINK_ROW)
-BLOCK_T, BLOCK_C, OWNERS, SCAN = 8, 256, 8, 256
-"""Tokens and channels of a program; batch rows or entries of one, of which most steps have nothing to copy; tokens that are searched
-at once for one that takes a stored row's place.
-"""
+BLOCK_T, BLOCK_C, SCAN = 8, 256, 512
+"""Tokens and channels of a program; tokens or sources of entries that are searched at once for what is to be kept."""
 # Parts of buffers that differ from bucket to bucket: where they lie and how many there are compiles nothing anew.
 _INDEX = [
     "row_tags", "query_start", "read_rows", "read_tags", "store_rows", "store_tags", "write_rows", "write_tags",
-    "entry_sources", "entry_source_tags", "entry_dest", "entry_tag", "held_tags", "num_tokens", "num_rows",
-    "num_entries",
+    "entry_sources", "entry_source_tags", "entry_dest", "entry_tag", "num_tokens", "num_rows", "num_entries",
 ]  # fmt: skip
 
 
 @triton.jit
+def no_tensors():
+    """An empty tuple, to which others are added; a function, since a type checker would hold a variable to its length."""
+    return ()
+
+
+@triton.jit
 def step_inputs(x, token, channel, wanted, x_stride, KEPT: tl.constexpr):
-    """Inputs [N, BLOCK_C] of ``token`` [N, 1] as the pool keeps them."""
+    """Inputs of ``token`` as the pool keeps them; its shape and that of ``channel`` broadcast."""
     return tl.load(x + token.to(tl.int64) * x_stride + channel, mask=wanted, other=0.0).to(KEPT)
 
 
 @triton.jit
 def pool_inputs(rows, row, channel, wanted, CHANNELS: tl.constexpr):
-    """Pool rows ``row`` [N, 1], [N, BLOCK_C]."""
+    """Pool rows ``row``; its shape and that of ``channel`` broadcast."""
     return tl.load(rows + row.to(tl.int64) * CHANNELS + channel, mask=wanted, other=0.0)
 
 
 @triton.jit
-def inputs_before(
-    x, rows, read_rows, token, ahead, row, live, channel, x_stride,
-    BACK: tl.constexpr, HISTORY: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
-    """The inputs BACK places before ``token`` [BLOCK_T], ``ahead`` of the first of its batch ``row``, in fp32."""
-    in_step, is_channel = live & (ahead >= BACK), channel < CHANNELS
-    before = live & (ahead < BACK)
-    source = tl.load(read_rows + row * HISTORY + (HISTORY + ahead - BACK), mask=before, other=0)
-    kept = pool_inputs(rows, source[:, None], channel, before[:, None] & is_channel, CHANNELS).to(tl.float32)
-    wanted = in_step[:, None] & is_channel
-    own = step_inputs(x, token[:, None] - BACK, channel, wanted, x_stride, rows.dtype.element_ty).to(tl.float32)
-    return tl.where(in_step[:, None], own, kept)
-
-
-@triton.jit
-def convolve(
-    x, taps, rows, query_start, read_rows, residual, out, first_token, channel, num_tokens, num_rows, x_stride,
-    residual_stride,
-    TAPS: tl.constexpr, CHANNELS: tl.constexpr, IS_SHIFT: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    BLOCK_T: tl.constexpr, ROW_BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Outputs of BLOCK_T tokens, zeros for padding."""
-    token = first_token + tl.arange(0, BLOCK_T)
-    there, is_channel = (token < num_tokens)[:, None], channel < CHANNELS
-    row = batch_rows(token, query_start, num_rows, ROW_BLOCK)
-    live = (token < num_tokens) & (row < num_rows)
-    ahead = token - tl.load(query_start + row, mask=live, other=0)
-    if IS_SHIFT:
-        y = inputs_before(x, rows, read_rows, token, ahead, row, live, channel, x_stride, 1, TAPS - 1, CHANNELS)
-    else:
-        y = tl.zeros((BLOCK_T, channel.shape[1]), dtype=tl.float32)
+def load_taps(taps, channel, TAPS: tl.constexpr, CHANNELS: tl.constexpr, IS_SHIFT: tl.constexpr):
+    """A tuple of the TAPS weights of each channel, in fp32; empty for the shift."""
+    weights = no_tensors()
+    if not IS_SHIFT:
         for tap in tl.static_range(TAPS):
-            value = inputs_before(
-                x, rows, read_rows, token, ahead, row, live, channel, x_stride, TAPS - 1 - tap, TAPS - 1, CHANNELS
-            )
-            weight = tl.load(taps + tap * CHANNELS + channel, mask=is_channel, other=0.0).to(tl.float32)
-            y = y + weight * value
-        y = y + inputs_before(x, rows, read_rows, token, ahead, row, live, channel, x_stride, 0, TAPS - 1, CHANNELS)
-        if HAS_RESIDUAL:
-            at = residual + token.to(tl.int64)[:, None] * residual_stride + channel
-            y = y + tl.load(at, mask=live[:, None] & is_channel, other=0.0).to(tl.float32)
-    tl.store(
-        out + token.to(tl.int64)[:, None] * CHANNELS + channel, tl.where(live[:, None], y, 0.0), mask=there & is_channel
-    )
+            weight = tl.load(taps + tap * CHANNELS + channel, mask=channel < CHANNELS, other=0.0)
+            weights += (weight.to(tl.float32),)
+    return weights
 
 
 @triton.jit
-def any_wanted(dest, first, last, HISTORY: tl.constexpr, OWNERS: tl.constexpr, BLOCK_H: tl.constexpr):
-    """Whether any of the owners ``first`` .. ``last`` - 1, at most OWNERS, has a destination beyond the sink."""
-    place = tl.arange(0, OWNERS * BLOCK_H)
-    row = tl.load(dest + first * HISTORY + place, mask=place < (last - first) * HISTORY, other=SINK_ROW)
-    return tl.max(row, axis=0) > SINK_ROW
+def load_residual(residual, token, channel, wanted, stride, HAS_RESIDUAL: tl.constexpr):
+    """A tuple of what is added to the outputs of ``token``, in fp32; empty without a residual."""
+    found = no_tensors()
+    if HAS_RESIDUAL:
+        at = residual + token.to(tl.int64) * stride + channel
+        found = (tl.load(at, mask=wanted, other=0.0).to(tl.float32),)
+    return found
 
 
 @triton.jit
-def hold(
-    x, rows, row_tags, held, held_tags, source, dest, expected, tag, held_row, channel, x_stride, CHANNELS: tl.constexpr
+def output(
+    window, weights, extra, FIRST: tl.constexpr, TAPS: tl.constexpr, IS_SHIFT: tl.constexpr, HAS_RESIDUAL: tl.constexpr
 ):
-    """Hold what pool rows ``dest`` [N] are to get: of tokens ``source`` >= 0, or of pool rows -(source + 1)."""
-    wanted, is_channel, from_pool = dest > SINK_ROW, channel < CHANNELS, source < 0
-    pool_row = tl.where(from_pool, -(source + 1), 0)
+    """The output whose inputs are the TAPS tensors of the tuple ``window`` from FIRST on, oldest first; in fp32."""
+    if IS_SHIFT:
+        y = window[FIRST + TAPS - 2].to(tl.float32)
+    else:
+        y = tl.zeros(window[FIRST].shape, dtype=tl.float32)
+        for tap in tl.static_range(TAPS):
+            y = y + weights[tap] * window[FIRST + tap].to(tl.float32)
+        y = y + window[FIRST + TAPS - 1].to(tl.float32)
+        if HAS_RESIDUAL:
+            y = y + extra[0]
+    return y
+
+
+@triton.jit
+def convolve_later_tokens(
+    x, taps, query_start, residual, out, first_token, channel, num_tokens, num_rows, x_stride, residual_stride,
+    KEPT: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr, IS_SHIFT: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, BLOCK_T: tl.constexpr, ROW_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Outputs of those of BLOCK_T tokens that have all their inputs in the step, and zeros for padding."""
+    token = first_token + tl.arange(0, BLOCK_T)
+    column, is_channel, there = token[:, None], channel < CHANNELS, (token < num_tokens)[:, None]
+    # What is loaded does not wait for the rows' places: of tokens of other rows, or padding, nothing is stored.
+    weights = load_taps(taps, channel, TAPS, CHANNELS, IS_SHIFT)
+    window = no_tensors()
+    for tap in tl.static_range(TAPS):
+        source = column + (tap - TAPS + 1)
+        window += (step_inputs(x, source, channel, there & (source >= 0) & is_channel, x_stride, KEPT),)
+    extra = load_residual(residual, column, channel, there & is_channel, residual_stride, HAS_RESIDUAL)
+    end, start = tl.load(query_start + num_rows), tl.zeros_like(token)
+    for first in range(0, num_rows, ROW_BLOCK):
+        row = first + tl.arange(0, ROW_BLOCK)
+        place = tl.load(query_start + row, mask=row < num_rows, other=0)[None, :]
+        start = tl.maximum(start, tl.max(tl.where(place <= column, place, 0), axis=1))
+    is_padding = (token >= end)[:, None]
+    is_later = (token - start >= TAPS - 1)[:, None]
+    y = output(window, weights, extra, 0, TAPS, IS_SHIFT, HAS_RESIDUAL)
+    at = out + column.to(tl.int64) * CHANNELS + channel
+    tl.store(at, tl.where(is_padding, 0.0, y), mask=there & (is_padding | is_later) & is_channel)
+
+
+@triton.jit
+def is_among(row, table, first, last, BLOCK: tl.constexpr):
+    """Whether each of pool rows ``row`` [N] that can be written is one of ``table`` [first:last]."""
+    found = tl.zeros_like(row)
+    for start in range(first, last, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        other = tl.load(table + place, mask=place < last, other=-1)
+        found += tl.sum((row[:, None] == other[None, :]).to(tl.int32), axis=1)
+    return (found > 0) & (row > SINK_ROW)
+
+
+@triton.jit
+def dest_rows(dest, first, num_dest, SCAN: tl.constexpr):
+    """SCAN of ``num_dest`` pool rows from ``first`` on; the sink beyond them."""
+    place = first + tl.arange(0, SCAN)
+    return tl.load(dest + place, mask=place < num_dest, other=SINK_ROW)
+
+
+@triton.jit
+def copy_to_entry(
+    x, rows, row_tags, read_rows, entry_sources, entry_source_tags, entry_dest, entry_tag, entry, first, last, channel,
+    x_stride, is_first,
+    IS_AMONG: tl.constexpr, HISTORY: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copy those sources of an entry, and their tags, that are among ``read_rows`` [first:last], or are not."""
+    h, is_channel = tl.arange(0, BLOCK_H), channel < CHANNELS
+    at = entry * HISTORY + h
+    source = tl.load(entry_sources + at, mask=h < HISTORY, other=0)
+    dest = tl.load(entry_dest + at, mask=h < HISTORY, other=SINK_ROW)
+    tag, expected = tl.load(entry_tag + entry), tl.load(entry_source_tags + at, mask=h < HISTORY, other=0)
+    wanted = (dest > SINK_ROW) & (is_among(-(source + 1), read_rows, first, last, BLOCK) == IS_AMONG)
+    from_pool = source < 0
     own_wanted, kept_wanted = (wanted & ~from_pool)[:, None] & is_channel, (wanted & from_pool)[:, None] & is_channel
+    pool_row = tl.where(from_pool, -(source + 1), 0)
     own = step_inputs(x, source[:, None], channel, own_wanted, x_stride, rows.dtype.element_ty)
     kept = pool_inputs(rows, pool_row[:, None], channel, kept_wanted, CHANNELS)
-    at = held + held_row.to(tl.int64)[:, None] * CHANNELS + channel
-    tl.store(at, own, mask=own_wanted)
-    tl.store(at, kept, mask=kept_wanted)
-    if tl.program_id(1) == 0:
-        # A stale source spoils the copy's tag.
-        stale = tl.load(row_tags + pool_row, mask=wanted & from_pool, other=0) ^ expected
-        tl.store(held_tags + held_row, tag ^ tl.where(from_pool, stale, 0), mask=wanted)
-
-
-@triton.jit(do_not_specialize=_INDEX)
-def read_kernel(
-    x, taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags,
-    entry_sources, entry_source_tags, entry_dest, entry_tag, residual, out, held, held_tags,
-    num_tokens, num_rows, num_entries, x_stride, residual_stride,
-    TAPS: tl.constexpr, CHANNELS: tl.constexpr, IS_SHIFT: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_H: tl.constexpr, OWNERS: tl.constexpr, ROW_BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Outputs, and what is to be copied within the pool, with its new tags: a program for some batch rows or entries."""
-    HISTORY: tl.constexpr = TAPS - 1
-    row_programs = tl.cdiv(num_rows, OWNERS)
-    program = tl.program_id(0) - tl.cdiv(num_tokens, BLOCK_T)
-    channel = (tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
-    h = tl.arange(0, BLOCK_H)
-    is_place = h < HISTORY
-    if program < 0:
-        convolve(
-            x, taps, rows, query_start, read_rows, residual, out, tl.program_id(0) * BLOCK_T, channel, num_tokens,
-            num_rows, x_stride, residual_stride, TAPS, CHANNELS, IS_SHIFT, HAS_RESIDUAL, BLOCK_T, ROW_BLOCK,
-        )  # fmt: skip
-    elif program < row_programs:
-        first, last = program * OWNERS, tl.minimum((program + 1) * OWNERS, num_rows)
-        if any_wanted(store_rows, first, last, HISTORY, OWNERS, BLOCK_H):
-            for row in range(first, last):
-                at = row * HISTORY + h
-                store_dest = tl.load(store_rows + at, mask=is_place, other=SINK_ROW)
-                read_row = tl.load(read_rows + at, mask=is_place, other=0)
-                read_tag = tl.load(read_tags + at, mask=is_place, other=0)
-                store_tag = tl.load(store_tags + at, mask=is_place, other=0)
-                hold(
-                    x, rows, row_tags, held, held_tags, -(read_row + 1), store_dest, read_tag, store_tag, at, channel,
-                    x_stride, CHANNELS,
-                )  # fmt: skip
-    else:
-        first = (program - row_programs) * OWNERS
-        last = tl.minimum(first + OWNERS, num_entries)
-        if any_wanted(entry_dest, first, last, HISTORY, OWNERS, BLOCK_H):
-            for entry in range(first, last):
-                at = entry * HISTORY + h
-                dest = tl.load(entry_dest + at, mask=is_place, other=SINK_ROW)
-                source = tl.load(entry_sources + at, mask=is_place, other=0)
-                source_tag = tl.load(entry_source_tags + at, mask=is_place, other=0)
-                tag = tl.load(entry_tag + entry)
-                hold(
-                    x, rows, row_tags, held, held_tags, source, dest, source_tag, tag, num_rows * HISTORY + at, channel,
-                    x_stride, CHANNELS,
-                )  # fmt: skip
+    found = tl.load(row_tags + pool_row, mask=wanted & from_pool & is_first, other=0)
+    to = rows + dest.to(tl.int64)[:, None] * CHANNELS + channel
+    tl.store(to, own, mask=own_wanted)
+    tl.store(to, kept, mask=kept_wanted)
+    # A stale source spoils the copy's tag.
+    tl.store(row_tags + dest, tag ^ tl.where(from_pool, found ^ expected, 0), mask=wanted & is_first)
 
 
 @triton.jit
-def put_held(rows, row_tags, held, held_tags, held_row, dest, channel, CHANNELS: tl.constexpr):
-    """Copy scratch rows ``held_row`` [N] and their tags to pool rows ``dest`` [N], but for those up to the sink."""
-    wanted, is_channel = dest > SINK_ROW, channel < CHANNELS
-    value = pool_inputs(held, held_row[:, None], channel, wanted[:, None] & is_channel, CHANNELS)
-    at = rows + dest.to(tl.int64)[:, None] * CHANNELS + channel
-    tl.store(at, value, mask=wanted[:, None] & is_channel)
-    if tl.program_id(1) == 0:
-        tl.store(row_tags + dest, tl.load(held_tags + held_row, mask=wanted, other=0), mask=wanted)
+def copy_entries(
+    x, rows, row_tags, read_rows, entry_sources, entry_source_tags, entry_dest, entry_tag, row, channel, num_rows,
+    num_entries, x_stride, is_first,
+    HISTORY: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_H: tl.constexpr, SCAN: tl.constexpr, ROW_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copy what entries take from the history of batch row ``row``, and of each num_rows-th what is in no history."""
+    num_sources, first = num_entries * HISTORY, row * HISTORY
+    low, high = num_sources, -1
+    for start in range(0, num_sources, SCAN):
+        place = start + tl.arange(0, SCAN)
+        source = tl.load(entry_sources + place, mask=place < num_sources, other=0)
+        dest = dest_rows(entry_dest, start, num_sources, SCAN)
+        is_own = (dest > SINK_ROW) & is_among(-(source + 1), read_rows, first, first + HISTORY, BLOCK_H)
+        low = tl.minimum(low, tl.min(tl.where(is_own, place, num_sources), axis=0))
+        high = tl.maximum(high, tl.max(tl.where(is_own, place, -1), axis=0))
+    for entry in range(low // HISTORY, (high + HISTORY) // HISTORY):
+        copy_to_entry(
+            x, rows, row_tags, read_rows, entry_sources, entry_source_tags, entry_dest, entry_tag, entry, first,
+            first + HISTORY, channel, x_stride, is_first, True, HISTORY, CHANNELS, BLOCK_H, BLOCK_H,
+        )  # fmt: skip
+    for entry in range(row, num_entries, num_rows):
+        copy_to_entry(
+            x, rows, row_tags, read_rows, entry_sources, entry_source_tags, entry_dest, entry_tag, entry, 0,
+            num_rows * HISTORY, channel, x_stride, is_first, False, HISTORY, CHANNELS, BLOCK_H, ROW_BLOCK,
+        )  # fmt: skip
+
+
+@triton.jit
+def tokens_to_keep(
+    x, write_rows, write_tags, token, last, channel, x_stride, is_first, KEPT: tl.constexpr, CHANNELS: tl.constexpr
+):
+    """Pool rows, tags and inputs of those of ``token`` [N] that lie before ``last``; the sink for the others."""
+    live = token < last
+    row = tl.load(write_rows + token, mask=live, other=SINK_ROW)
+    tag = tl.load(write_tags + token, mask=live & is_first, other=0)
+    return row, tag, step_inputs(x, token[:, None], channel, live[:, None] & (channel < CHANNELS), x_stride, KEPT)
+
+
+@triton.jit
+def put_tokens(rows, row_tags, row, tag, value, channel, is_first, CHANNELS: tl.constexpr):
+    """Write inputs and tags to pool rows ``row`` [N], but for the sink."""
+    at = rows + row.to(tl.int64)[:, None] * CHANNELS + channel
+    tl.store(at, value, mask=(row > SINK_ROW)[:, None] & (channel < CHANNELS))
+    tl.store(row_tags + row, tag, mask=(row > SINK_ROW) & is_first)
+
+
+@triton.jit
+def put_later_tokens(
+    x, rows, row_tags, write_rows, write_tags, first, last, channel, x_stride, is_first,
+    CHANNELS: tl.constexpr, BLOCK_T: tl.constexpr, SCAN: tl.constexpr,
+):  # fmt: skip
+    """Write the inputs and tags of tokens ``first`` .. ``last`` - 1 to their pool rows; few of many are kept."""
+    for start in range(first, last, SCAN):
+        token = start + tl.arange(0, SCAN)
+        is_kept = tl.load(write_rows + token, mask=token < last, other=SINK_ROW) > SINK_ROW
+        low, high = tl.min(tl.where(is_kept, token, last), axis=0), tl.max(tl.where(is_kept, token, -1), axis=0)
+        for kept in range(low, high + 1, BLOCK_T):
+            row, tag, value = tokens_to_keep(
+                x, write_rows, write_tags, kept + tl.arange(0, BLOCK_T), high + 1, channel, x_stride, is_first,
+                rows.dtype.element_ty, CHANNELS,
+            )  # fmt: skip
+            put_tokens(rows, row_tags, row, tag, value, channel, is_first, CHANNELS)
+
+
+@triton.jit
+def convolve_row(
+    x, taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
+    entry_sources, entry_source_tags, entry_dest, entry_tag, residual, out, row, channels, num_rows, num_entries,
+    x_stride, residual_stride, is_first,
+    TAPS: tl.constexpr, CHANNELS: tl.constexpr, IS_SHIFT: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, SCAN: tl.constexpr, ROW_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Outputs of the first tokens of a batch row, and all that is written to its ring; entries that it copies."""
+    HISTORY: tl.constexpr = TAPS - 1
+    KEPT: tl.constexpr = rows.dtype.element_ty
+    is_channel, channel = channels < CHANNELS, channels[None, :]
+    num_dests = num_entries * HISTORY
+    # Everything is asked for before anything is waited for.
+    first, last = tl.load(query_start + row), tl.load(query_start + row + 1)
+    dest = dest_rows(entry_dest, 0, num_dests, SCAN)
+    sources, expected, stored, tags = no_tensors(), no_tensors(), no_tensors(), no_tensors()
+    for h in tl.static_range(HISTORY):
+        at = row * HISTORY + h
+        sources += (tl.load(read_rows + at),)
+        stored += (tl.load(store_rows + at),)
+        expected += (tl.load(read_tags + at, mask=is_first, other=0),)
+        tags += (tl.load(store_tags + at, mask=is_first, other=0),)
+    weights = load_taps(taps, channels, TAPS, CHANNELS, IS_SHIFT)
+    window, found = no_tensors(), no_tensors()
+    for h in tl.static_range(HISTORY):
+        wanted = (first < last) | (stored[h] > SINK_ROW)
+        window += (pool_inputs(rows, sources[h], channels, is_channel & wanted, CHANNELS),)
+        found += (tl.load(row_tags + sources[h], mask=is_first & (stored[h] > SINK_ROW), other=0),)
+    extras = no_tensors()
+    for h in tl.static_range(HISTORY):
+        wanted = is_channel & (first + h < last)
+        window += (step_inputs(x, first + h, channels, wanted, x_stride, KEPT),)
+        extras += (load_residual(residual, first + h, channels, wanted, residual_stride, HAS_RESIDUAL),)
+    token = first + tl.arange(0, BLOCK_T)
+    kept, tag, value = tokens_to_keep(
+        x, write_rows, write_tags, token, last, channel, x_stride, is_first, KEPT, CHANNELS
+    )
+    for h in tl.static_range(HISTORY):
+        y = output(window, weights, extras[h], h, TAPS, IS_SHIFT, HAS_RESIDUAL)
+        at = out + (first + h).to(tl.int64) * CHANNELS + channels
+        tl.store(at, y, mask=is_channel & (first + h < last))
+    for start in range(SCAN, num_dests, SCAN):
+        dest = tl.maximum(dest, dest_rows(entry_dest, start, num_dests, SCAN))
+    if tl.max(dest, axis=0) > SINK_ROW:
+        copy_entries(
+            x, rows, row_tags, read_rows, entry_sources, entry_source_tags, entry_dest, entry_tag, row, channel,
+            num_rows, num_entries, x_stride, is_first, HISTORY, CHANNELS, BLOCK_H, SCAN, ROW_BLOCK,
+        )  # fmt: skip
+    # All that this launch reads of the ring has been read.
+    tl.debug_barrier()
+    for h in tl.static_range(HISTORY):
+        at = rows + stored[h].to(tl.int64) * CHANNELS + channels
+        tl.store(at, window[h], mask=is_channel & (stored[h] > SINK_ROW))
+        tl.store(row_tags + stored[h], tags[h] ^ found[h] ^ expected[h], mask=is_first & (stored[h] > SINK_ROW))
+    # Late tokens take the place of rows that were stored.
+    tl.debug_barrier()
+    put_tokens(rows, row_tags, kept, tag, value, channel, is_first, CHANNELS)
+    put_later_tokens(
+        x, rows, row_tags, write_rows, write_tags, first + BLOCK_T, last, channel, x_stride, is_first, CHANNELS,
+        BLOCK_T, SCAN,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=_INDEX)
-def write_kernel(
-    x, rows, row_tags, query_start, store_rows, write_rows, write_tags, entry_dest, held, held_tags,
-    num_tokens, num_rows, num_entries, x_stride,
-    HISTORY: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_H: tl.constexpr, OWNERS: tl.constexpr, SCAN: tl.constexpr,
+def convolve_kernel(
+    x, taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
+    entry_sources, entry_source_tags, entry_dest, entry_tag, residual, out, num_tokens, num_rows, num_entries,
+    x_stride, residual_stride,
+    TAPS: tl.constexpr, CHANNELS: tl.constexpr, IS_SHIFT: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_H: tl.constexpr, SCAN: tl.constexpr, ROW_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The step's inputs, and what was held, to their pool rows."""
-    row_programs = tl.cdiv(num_rows, OWNERS)
-    program = tl.program_id(0) - tl.cdiv(num_tokens, BLOCK_T)
-    channel = (tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
-    h = tl.arange(0, BLOCK_H)
-    is_place = h < HISTORY
-    if program < 0:
-        token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
-        live = (token < num_tokens) & (token < tl.load(query_start + num_rows))
-        write_row = tl.load(write_rows + token, mask=live, other=SINK_ROW)
-        wanted = (write_row > SINK_ROW)[:, None] & (channel < CHANNELS)
-        value = step_inputs(x, token[:, None], channel, wanted, x_stride, rows.dtype.element_ty)
-        tl.store(rows + write_row.to(tl.int64)[:, None] * CHANNELS + channel, value, mask=wanted)
-        if tl.program_id(1) == 0:
-            token_tag = tl.load(write_tags + token, mask=live, other=0)
-            tl.store(row_tags + write_row, token_tag, mask=write_row > SINK_ROW)
-    elif program < row_programs:
-        first, last = program * OWNERS, tl.minimum((program + 1) * OWNERS, num_rows)
-        if any_wanted(store_rows, first, last, HISTORY, OWNERS, BLOCK_H):
-            for row in range(first, last):
-                at = row * HISTORY + h
-                store_dest = tl.load(store_rows + at, mask=is_place, other=SINK_ROW)
-                begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
-                stores = tl.max(store_dest, axis=0) > SINK_ROW
-                taken = tl.zeros_like(store_dest)
-                for start in range(begin, tl.where(stores, end, begin), SCAN):
-                    later = start + tl.arange(0, SCAN)
-                    later_row = tl.load(write_rows + later, mask=later < end, other=0)
-                    taken += tl.sum((later_row[None, :] == store_dest[:, None]).to(tl.int32), axis=1)
-                left = tl.where(taken == 0, store_dest, SINK_ROW)
-                put_held(rows, row_tags, held, held_tags, at, left, channel, CHANNELS)
+    """A program for each batch row, then one for each BLOCK_T tokens."""
+    begin()
+    program = tl.program_id(0)
+    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    if program < num_rows:
+        convolve_row(
+            x, taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
+            entry_sources, entry_source_tags, entry_dest, entry_tag, residual, out, program, channels, num_rows,
+            num_entries, x_stride, residual_stride, tl.program_id(1) == 0,
+            TAPS, CHANNELS, IS_SHIFT, HAS_RESIDUAL, BLOCK_T, BLOCK_H, SCAN, ROW_BLOCK,
+        )  # fmt: skip
     else:
-        first = (program - row_programs) * OWNERS
-        last = tl.minimum(first + OWNERS, num_entries)
-        if any_wanted(entry_dest, first, last, HISTORY, OWNERS, BLOCK_H):
-            for entry in range(first, last):
-                at = entry * HISTORY + h
-                dest = tl.load(entry_dest + at, mask=is_place, other=SINK_ROW)
-                put_held(rows, row_tags, held, held_tags, num_rows * HISTORY + at, dest, channel, CHANNELS)
+        convolve_later_tokens(
+            x, taps, query_start, residual, out, (program - num_rows) * BLOCK_T, channels[None, :], num_tokens,
+            num_rows, x_stride, residual_stride, rows.dtype.element_ty, TAPS, CHANNELS, IS_SHIFT, HAS_RESIDUAL, BLOCK_T,
+            ROW_BLOCK,
+        )  # fmt: skip
 
 
 def _run(
     x: Tensor, taps: Tensor | None, rows: Tensor, row_tags: Tensor, residual: Tensor | None, *index: Tensor
 ) -> Tensor:
-    """Both launches; ``index`` is a ConvIndex. Without taps, the shift."""
-    (
-        query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags, entry_sources,
-        entry_source_tags, entry_dest, entry_tag,
-    ) = index  # fmt: skip
+    """The launch; ``index`` is a ConvIndex of at least one batch row. Without taps, the shift."""
+    read_rows, entry_tag = index[1], index[-1]
     assert x.stride(1) == 1, x.stride()
     assert rows.is_contiguous(), rows.stride()
-    (tokens, channels), (num_rows, history), num_entries = x.shape, read_rows.shape, entry_tag.shape[0]
-    held = torch.empty(((num_rows + num_entries) * history, channels), dtype=rows.dtype, device=x.device)
-    held_tags = torch.empty(held.shape[0], dtype=torch.int64, device=x.device)
+    (tokens, channels), (num_rows, history) = x.shape, read_rows.shape
     out = torch.empty_like(
         x, dtype=rows.dtype if residual is None else torch.float32, memory_format=torch.contiguous_format
     )
     extra = x if residual is None else residual
     assert extra.stride(1) == 1, extra.stride()
     block_c = min(BLOCK_C, triton.next_power_of_2(channels))
-    owner_programs = triton.cdiv(num_rows, OWNERS) + triton.cdiv(num_entries, OWNERS)
-    grid = (triton.cdiv(tokens, BLOCK_T) + owner_programs, triton.cdiv(channels, block_c))
-    shape: dict[str, Any] = {"CHANNELS": channels, "BLOCK_T": BLOCK_T, "BLOCK_C": block_c, "OWNERS": OWNERS}
-    shape["BLOCK_H"] = triton.next_power_of_2(history)
     launch(
-        read_kernel,
-        grid,
-        x, x if taps is None else taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags,
-        entry_sources, entry_source_tags, entry_dest, entry_tag, extra, out, held, held_tags, tokens, num_rows,
-        num_entries, x.stride(0), extra.stride(0),
-        TAPS=history + 1, IS_SHIFT=taps is None, HAS_RESIDUAL=residual is not None, ROW_BLOCK=ROW_BLOCK, **shape,
+        convolve_kernel,
+        (num_rows + triton.cdiv(tokens, BLOCK_T), triton.cdiv(channels, block_c)),
+        x, x if taps is None else taps, rows, row_tags, *index, extra, out, tokens, num_rows, entry_tag.shape[0],
+        x.stride(0), extra.stride(0),
+        TAPS=history + 1, CHANNELS=channels, IS_SHIFT=taps is None, HAS_RESIDUAL=residual is not None, BLOCK_T=BLOCK_T,
+        BLOCK_C=block_c, BLOCK_H=triton.next_power_of_2(history), SCAN=SCAN, ROW_BLOCK=ROW_BLOCK,
         enable_fp_fusion=False,
-    )  # fmt: skip
-    launch(
-        write_kernel,
-        grid,
-        x, rows, row_tags, query_start, store_rows, write_rows, write_tags, entry_dest, held, held_tags, tokens,
-        num_rows, num_entries, x.stride(0),
-        HISTORY=history, SCAN=SCAN, **shape,
     )  # fmt: skip
     return out
 
