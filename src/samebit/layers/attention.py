@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from samebit.kernels.sets import KernelSet
@@ -78,7 +79,7 @@ class Attention:
         self._q_norm, self._k_norm = q_norm, k_norm
         self._kv_conv = kv_conv
         self._widths, self._kv_widths = shape.widths, [shape.kv_width] * 2
-        self._rel_proj = rel_proj.float().contiguous()
+        self._rel_proj = rel_proj.to(getattr(torch, kernels.element)).contiguous()
 
     def __call__(self, x: Tensor, tau: Tensor, state: AttentionState) -> Tensor:
         q, kv, r = self._qkvr(x).split_with_sizes(self._widths, 1)

@@ -11,7 +11,7 @@ from tests.kernels.cases import PagedCache, normal
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 """Of the largest value of a row: two roundings to bf16, or a few hundred to fp32."""
-TINY = Tiling(block_n=16, chunk=32, short_rows=12, long_block_m=32)
+TINY = Tiling(block_n=16, chunk=32, window_chunk=16, short_rows=12, split_above=0, long_block_m=32)
 """So small that a few dozen keys make several chunks, and a few tokens a long row."""
 
 
@@ -50,7 +50,7 @@ class Case:
         for x in (q, rel, tau):
             x[self.tokens :] = torch.nan
         self.q, self.rel, self.tau = q.to(device, dtype), rel.to(device, dtype), tau.to(device)
-        self.rel_proj = normal(seed + 1002, shape.d_rel, shape.extent).to(device)
+        self.rel_proj = normal(seed + 1002, shape.d_rel, shape.extent).to(device, dtype)
         self.k_pages, self.v_pages = (x.to(device, dtype) for x in (self.cache.k_pages, self.cache.v_pages))
         self.table = self.cache.table.to(device)
 

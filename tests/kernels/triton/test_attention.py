@@ -81,10 +81,26 @@ def test_neither_splitting_nor_tiles_change_bits(device, activation, shape, wind
         {"max_partials": 0},
         {"max_partials": 4},  # room for some of the rows
         {"short_rows": 1000},
+        {"split_above": 1},
         {"short_rows": 0},
         {"short_rows": 0, "long_block_m": 64, "long_warps": 4},
     ):
         assert torch.equal(case.attend(window, tiling=replace(TINY, **change)), wanted), change
+
+
+@pytest.mark.parametrize(("window", "other"), [(0, "window_chunk"), (40, "chunk")])
+def test_keys_are_summed_in_the_chunks_of_their_kind_of_layer(device, activation, window, other):
+    case = Case(PAIR, [(67, 1), (0, 10), (31, 1)], device, activation)
+    wanted = case.attend(window, tiling=TINY)
+    assert torch.equal(case.attend(window, tiling=replace(TINY, **{other: 64})), wanted)
+
+
+@pytest.mark.parametrize("first", range(30, 40))
+def test_a_bias_is_found_wherever_a_row_begins(device, activation, first):
+    """Of the scores nothing but the bias is left; the last key without one is at the extent."""
+    case = Case(Shape(2, 1, 16, 2, extent=24), [(first, 1), (first - 30, 9)], device, activation)
+    case.q.zero_()
+    assert error(case.attend(0, tiling=TINY), case.twin(0)) < TOLERANCE[activation]
 
 
 @pytest.mark.parametrize("shape", [PAIR, SHAPES[2]])
@@ -120,7 +136,7 @@ def test_operands_may_be_columns_of_a_wider_tensor_and_of_a_wider_type(device, a
     wide = torch.cat([case.rel.float(), nothing, case.q.float()], 1)
     ix = case.cache.index([(slot, *row) for slot, row in enumerate(case.rows)])
     found = attention(
-        wide[:, -case.q.shape[1] :], wide[:, : case.rel.shape[1]], case.rel_proj, case.tau, case.k_pages, case.v_pages,
+        wide[:, -case.q.shape[1] :], wide[:, : case.rel.shape[1]], case.rel_proj.float(), case.tau, case.k_pages, case.v_pages,
         ix.query_start.to(device), ix.row_start.to(device), ix.row_slots.to(device), case.table, 0, 0.2, 1,
     )  # fmt: skip
     assert torch.equal(found, case.attend(0))
@@ -130,7 +146,7 @@ def test_a_bias_ends_at_its_extent(device, activation):
     """Keys further away than the extent have none: a profile with more zeros behind it gives the same bits."""
     case = Case(PAIR, [(0, 20), (90, 2)], device, activation)
     found = case.attend(0, tiling=TINY)
-    case.rel_proj = torch.cat([case.rel_proj, torch.zeros(2, 80, device=device)], 1).contiguous()
+    case.rel_proj = torch.cat([case.rel_proj, torch.zeros(2, 80, dtype=activation, device=device)], 1).contiguous()
     assert torch.equal(case.attend(0, tiling=TINY), found)
 
 

@@ -1,7 +1,7 @@
 """Attention over paged keys: one path for prefill, decode and the verification of guesses.
 
 A tile has query rows of one KV head: tokens of a batch row, each under all of its query heads. What a query row comes to depends on
-absolute positions alone: keys are taken in blocks of ``block_n`` and chunks of ``chunk``, both aligned (softmax.py). So neither the
+absolute positions alone: keys are taken in blocks and chunks, both aligned (``Tiling``, softmax.py). So neither the
 height of a tile nor whether the chunks are walked by one program or by several, with a second launch to merge them, changes bits.
 Pages that no query row of a tile sees are not read. A value that is not finite can reach the query rows of its tile, all of one
 sequence. Knows no layers.
@@ -14,37 +14,45 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from samebit.kernels.triton.items import find_row, row_items, row_sizes, value_of
+from samebit.kernels.triton.bias import most_rows, relative_bias, table_shape
+from samebit.kernels.triton.items import INDEX, find_row, row_items, row_sizes, value_of
 from samebit.kernels.triton.launch import begin, dot_dtype, launch, num_programs
-from samebit.kernels.triton.softmax import LOG2_E, add_keys, merge, merge_tops, no_keys
+from samebit.kernels.triton.merging import merge_kernel
+from samebit.kernels.triton.softmax import LOG2_E, add_keys, add_run, no_keys
 
 SHORT_BLOCK_M = 16
 """Query rows of a tile where a batch row has few."""
 NO_WINDOW = 2**30
 """Longer than any sequence."""
-INDEX = ["query_start", "row_start", "num_rows", "window", "capacity"]
-"""What differs from batch to batch, for which nothing is compiled anew."""
 PROGRAMS_PER_PROCESSOR = 4
 MERGES_PER_PROCESSOR = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How work is cut, and how kernels are compiled. ``block_n`` and ``chunk`` fix the order of sums; the rest changes no bits.
+    """How work is cut, and how kernels are compiled. ``block_n`` and the chunks fix the order of sums; the rest changes no bits.
 
-    Batch rows of at most ``short_rows`` query rows for each KV head have tiles of 16 and are split by chunks while there are at
-    most ``max_partials`` partial results of tiles, each of 16 * (head width + 2) floats; others have tiles of ``long_block_m``.
+    A layer's keys are summed in chunks of ``window_chunk`` if it has a window, else of ``chunk``; both are multiples of ``block_n``.
+    Batch rows of at most ``short_rows`` query rows for each KV head have tiles of 16; of these, rows are split by chunks that have
+    more than ``split_above`` times as many as fall to a program, while there are at most ``max_partials`` partial results of
+    tiles, each of 16 * (head width + 2) floats. Others have tiles of ``long_block_m``, or less where a token has few query rows.
     """
 
     block_n: int = 64
     chunk: int = 512
+    window_chunk: int = 128
     short_rows: int = 64
+    split_above: int = 1
     max_partials: int = 4096
     long_block_m: int = 128
     short_warps: int = 4
     short_stages: int = 5
     long_warps: int = 8
     long_stages: int = 3
+
+    def chunk_of(self, window: int) -> int:
+        """Keys of a chunk."""
+        return self.window_chunk if window else self.chunk
 
 
 TILINGS = {
@@ -76,6 +84,7 @@ def attend_kernel(
     table_width,
     window,
     capacity,
+    programs,
     SCALE: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
@@ -84,6 +93,9 @@ def attend_kernel(
     WIDTH: tl.constexpr,
     D_REL: tl.constexpr,
     EXTENT: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    SPAN: tl.constexpr,
+    ALIGN: tl.constexpr,
     Q_STRIDE: tl.constexpr,
     REL_STRIDE: tl.constexpr,
     OWN_K_STRIDE: tl.constexpr,
@@ -97,22 +109,25 @@ def attend_kernel(
     BLOCK_D: tl.constexpr,
     CHUNK: tl.constexpr,
     SHORT_ROWS: tl.constexpr,
+    SPLIT_ABOVE: tl.constexpr,
     IS_LONG: tl.constexpr,
     BLOCK_B: tl.constexpr,
     DOT: tl.constexpr,
 ):
     begin()
     ends, is_split, first_partial, _ = row_items(
-        query_start, row_start, num_rows, window, capacity, BLOCK_TOKENS, CHUNK, GROUP, KV_HEADS, BLOCK_M, SHORT_ROWS,
-        IS_LONG, BLOCK_B,
+        query_start, row_start, num_rows, window, capacity, programs, BLOCK_TOKENS, CHUNK, GROUP, KV_HEADS, BLOCK_M,
+        SHORT_ROWS, SPLIT_ABOVE, IS_LONG, BLOCK_B,
     )  # fmt: skip
     column = tl.arange(0, BLOCK_D)
     is_column = column < WIDTH
+    scale = tl.full((BLOCK_M, BLOCK_N), SCALE, tl.float32)
     for item in range(tl.program_id(0), tl.max(ends, 0), tl.num_programs(0)):
         row, first_item = find_row(ends, item)
         first, count, start, first_chunk, chunks = row_sizes(
             query_start, row_start, row, num_rows, window, BLOCK_TOKENS, CHUNK
         )
+        table = page_table + tl.load(row_slots + row).to(tl.int64) * table_width
         split = value_of(is_split, row, BLOCK_B) > 0
         local = item - first_item
         parts = tl.where(split, chunks, 1)
@@ -128,14 +143,17 @@ def attend_kernel(
         query_head = head * GROUP + query_row % GROUP
         position = start + place
         low_place = tile * BLOCK_M // GROUP
-        high_place = tl.minimum(((tile + 1) * BLOCK_M - 1) // GROUP + 1, count)
         low = tl.maximum(start + low_place - window + 1, 0)
         if BLOCK_TOKENS > 0:
             high = start
             last_seen = tl.full((BLOCK_M,), 0, tl.int32) + (start - 1)
         else:
-            high = start + high_place
+            high = start + tl.minimum(((tile + 1) * BLOCK_M - 1) // GROUP + 1, count)
             last_seen = position
+        unseen = position - window
+        origin = (first_chunk + part) * CHUNK
+        first_block = tl.where(split, tl.maximum(low, origin), low) // BLOCK_N
+        end_block = tl.cdiv(tl.where(split, tl.minimum(high, origin + CHUNK), high), BLOCK_N)
 
         query = tl.load(
             q + (token * Q_STRIDE + query_head * WIDTH)[:, None] + column[None, :],
@@ -144,66 +162,68 @@ def attend_kernel(
         ).to(DOT)
         if D_REL > 0:
             temperature = tl.load(tau + token, mask=is_query, other=0.0) * LOG2_E
-            rel_row = rel + token * REL_STRIDE + query_head * D_REL
+            feature = tl.arange(0, BLOCK_R)[None, :]
+            features = tl.load(
+                rel + (token * REL_STRIDE + query_head * D_REL)[:, None] + feature,
+                mask=is_query[:, None] & (feature < D_REL),
+                other=0.0,
+            ).to(DOT)
+            near_block = tl.maximum(start + low_place - EXTENT + 1, 0) // BLOCK_N
+            near_block = tl.minimum(tl.maximum(near_block, first_block), end_block)
         else:
             temperature = tl.full((BLOCK_M,), LOG2_E, tl.float32)
-            rel_row = token
+            near_block = end_block
 
         top, total, sums = no_keys(BLOCK_M, BLOCK_D)
-        for chunk in range(part, tl.where(split, part + 1, chunks)):
-            chunk_top, chunk_total, chunk_sums = no_keys(BLOCK_M, BLOCK_D)
-            origin = (first_chunk + chunk) * CHUNK
-            first_block = tl.maximum(low, origin) // BLOCK_N
-            for block in range(first_block, tl.cdiv(tl.minimum(high, origin + CHUNK), BLOCK_N)):
+        chunk_top, chunk_total, chunk_sums = no_keys(BLOCK_M, BLOCK_D)
+        for has_bias in tl.static_range(2 if D_REL > 0 else 1):
+            # First the keys that are too far away for a bias.
+            begin_block = near_block if has_bias else first_block
+            stop_block = end_block if has_bias else near_block
+            for block in range(begin_block, stop_block):
                 key = block * BLOCK_N + tl.arange(0, BLOCK_N)
                 is_key = (key >= low) & (key < high)
-                page = tl.load(
-                    page_table + tl.load(row_slots + row).to(tl.int64) * table_width + key // PAGE_SIZE,
-                    mask=is_key,
-                    other=0,
-                ).to(tl.int64)
+                page = tl.load(table + key // PAGE_SIZE, mask=is_key, other=0).to(tl.int64)
                 where = page * PAGE_STRIDE + head * HEAD_STRIDE + key % PAGE_SIZE * ROW_STRIDE
                 at = where[:, None] + column[None, :]
                 wanted = is_key[:, None] & is_column[None, :]
-                distance = position[:, None] - key[None, :]
-                if D_REL > 0:
-                    closest = start + low_place - (block * BLOCK_N + BLOCK_N - 1)
-                    if not IS_LONG and high_place - low_place == 1:
-                        # A decoded token: its query heads look from one position, so a row of distances does for all of them.
-                        from_first = (start + low_place - key)[None, :]
-                        bias = relative_bias(rel_row, rel_proj, is_query, from_first, closest, D_REL, EXTENT, DOT)
-                    else:
-                        bias = relative_bias(rel_row, rel_proj, is_query, distance, closest, D_REL, EXTENT, DOT)
+                if has_bias:
+                    nearest = start + low_place - (block * BLOCK_N + BLOCK_N - 1)
+                    bias = relative_bias(
+                        features, rel_proj, place - low_place, nearest, D_REL, EXTENT, BLOCK_R, SPAN, ALIGN, BLOCK_N, DOT
+                    )  # fmt: skip
                 keys = tl.load(k_pages + at, mask=wanted, other=0.0).to(DOT)
-                scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * SCALE
-                if D_REL > 0:
-                    scores = scores + bias
-                seen = (key[None, :] <= last_seen[:, None]) & (distance < window)
+                scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+                scores = tl.fma(scores, scale, bias) if has_bias else scores * SCALE
+                seen = (key[None, :] <= last_seen[:, None]) & (key[None, :] > unseen[:, None])
                 values = tl.load(v_pages + at, mask=wanted, other=0.0).to(DOT)
                 chunk_top, chunk_total, chunk_sums = add_keys(
                     chunk_top, chunk_total, chunk_sums, scores * temperature[:, None], seen, values, DOT
                 )
-            if BLOCK_TOKENS > 0:
-                # The rows' own keys are their last chunk.
-                own_blocks = tl.where(chunk == chunks - 1, tl.cdiv(BLOCK_TOKENS, BLOCK_N), 0)
-                for block in tl.range(own_blocks, num_stages=1):
-                    other = block * BLOCK_N + tl.arange(0, BLOCK_N)
-                    wanted = (other < BLOCK_TOKENS)[:, None] & is_column[None, :]
-                    own = (first + other).to(tl.int64)[:, None]
-                    at = head * WIDTH + column[None, :]
-                    keys = tl.load(own_k + own * OWN_K_STRIDE + at, mask=wanted, other=0.0).to(DOT)
-                    values = tl.load(own_v + own * OWN_V_STRIDE + at, mask=wanted, other=0.0).to(DOT)
-                    distance = place[:, None] - other[None, :]
-                    seen = (other < BLOCK_TOKENS)[None, :] & is_query[:, None] & (tl.abs(distance) < window)
-                    if IS_CAUSAL:
-                        seen = seen & (distance >= 0)
-                    scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * SCALE
-                    chunk_top, chunk_total, chunk_sums = add_keys(
-                        chunk_top, chunk_total, chunk_sums, scores * temperature[:, None], seen, values, DOT
-                    )
-            top, kept, added = merge_tops(top, chunk_top)
-            total = merge(total, kept[:, None], chunk_total, added[:, None])
-            sums = merge(sums, kept[:, None], chunk_sums, added[:, None])
+                if (block + 1) % (CHUNK // BLOCK_N) == 0:
+                    top, total, sums = add_run(top, total, sums, chunk_top, chunk_total, chunk_sums)
+                    chunk_top, chunk_total, chunk_sums = no_keys(BLOCK_M, BLOCK_D)
+        top, total, sums = add_run(top, total, sums, chunk_top, chunk_total, chunk_sums)
+        if BLOCK_TOKENS > 0:
+            # The rows' own keys are their last chunk.
+            chunk_top, chunk_total, chunk_sums = no_keys(BLOCK_M, BLOCK_D)
+            own_blocks = tl.where(part == parts - 1, tl.cdiv(BLOCK_TOKENS, BLOCK_N), 0)
+            for block in tl.range(own_blocks, num_stages=1):
+                other = block * BLOCK_N + tl.arange(0, BLOCK_N)
+                wanted = (other < BLOCK_TOKENS)[:, None] & is_column[None, :]
+                own = (first + other).to(tl.int64)[:, None]
+                at = head * WIDTH + column[None, :]
+                keys = tl.load(own_k + own * OWN_K_STRIDE + at, mask=wanted, other=0.0).to(DOT)
+                values = tl.load(own_v + own * OWN_V_STRIDE + at, mask=wanted, other=0.0).to(DOT)
+                distance = place[:, None] - other[None, :]
+                seen = (other < BLOCK_TOKENS)[None, :] & is_query[:, None] & (tl.abs(distance) < window)
+                if IS_CAUSAL:
+                    seen = seen & (distance >= 0)
+                scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * SCALE
+                chunk_top, chunk_total, chunk_sums = add_keys(
+                    chunk_top, chunk_total, chunk_sums, scores * temperature[:, None], seen, values, DOT
+                )
+            top, total, sums = add_run(top, total, sums, chunk_top, chunk_total, chunk_sums)
 
         weight = tl.max(total, 1)  # all columns are equal
         if split:
@@ -222,82 +242,6 @@ def attend_kernel(
             for query_head in range(KV_HEADS * GROUP):
                 at = (token * KV_HEADS * GROUP + query_head) * WIDTH + column
                 tl.store(out + at, tl.zeros((BLOCK_D,), out.dtype.element_ty), mask=is_column)
-
-
-@triton.jit
-def relative_bias(
-    rel_row,  # [M] pointers
-    rel_proj,
-    is_query,  # [M]
-    distance,  # [M, N], or [1, N] where all rows have the same
-    closest,  # no distance is smaller
-    D_REL: tl.constexpr,
-    EXTENT: tl.constexpr,
-    DOT: tl.constexpr,
-):
-    """Scores that depend on distance, [M, N]; 0 from the extent on, and not looked up where that is all there is."""
-    shape: tl.constexpr = (is_query.shape[0], distance.shape[1])
-    bias = tl.zeros(shape, tl.float32)
-    if closest < EXTENT:
-        is_near = (distance >= 0) & (distance < EXTENT)
-        for r in tl.static_range(D_REL):
-            factor = tl.load(rel_row + r, mask=is_query, other=0.0).to(DOT).to(tl.float32)
-            profile = tl.load(rel_proj + r * EXTENT + distance, mask=is_near, other=0.0)
-            bias = tl.fma(tl.broadcast_to(factor[:, None], shape), tl.broadcast_to(profile, shape), bias)
-        bias = tl.where(is_near, bias, 0.0)
-    return bias
-
-
-@triton.jit(do_not_specialize=INDEX)
-def merge_kernel(
-    query_start,
-    row_start,
-    out,
-    partial_sums,
-    partial_scales,
-    num_rows,
-    window,
-    capacity,
-    BLOCK_TOKENS: tl.constexpr,
-    GROUP: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    CHUNK: tl.constexpr,
-    SHORT_ROWS: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-):
-    """Merge the chunks of a query row that was split, in ascending order; an item is a query row of a KV head."""
-    begin()
-    _ends, is_split, first_partial, query_rows = row_items(
-        query_start, row_start, num_rows, window, capacity, BLOCK_TOKENS, CHUNK, GROUP, KV_HEADS, BLOCK_M, SHORT_ROWS,
-        False, BLOCK_B,
-    )  # fmt: skip
-    ends = tl.cumsum(is_split * query_rows * KV_HEADS, 0)
-    column = tl.arange(0, BLOCK_D)
-    for item in range(tl.program_id(0), tl.max(ends, 0), tl.num_programs(0)):
-        row, first_item = find_row(ends, item)
-        first, count, _start, _first_chunk, chunks = row_sizes(
-            query_start, row_start, row, num_rows, window, BLOCK_TOKENS, CHUNK
-        )
-        head, query_row = (item - first_item) % KV_HEADS, (item - first_item) // KV_HEADS
-        piece = (tl.cdiv(count * GROUP, BLOCK_M) - 1 - query_row // BLOCK_M) * KV_HEADS + head
-        partial = value_of(first_partial, row, BLOCK_B) + piece * chunks
-        top = tl.full((1,), float("-inf"), tl.float32)
-        total = tl.zeros((1,), tl.float32)
-        sums = tl.zeros((BLOCK_D,), tl.float32)
-        for chunk in tl.range(0, chunks, loop_unroll_factor=4):
-            at = (partial + chunk).to(tl.int64) * BLOCK_M + query_row % BLOCK_M + tl.arange(0, 1)
-            next_top, next_total = tl.load(partial_scales + at * 2), tl.load(partial_scales + at * 2 + 1)
-            next_sums = tl.load(partial_sums + at * BLOCK_D + column)
-            top, kept, added = merge_tops(top, next_top)
-            total = merge(total, kept, next_total, added)
-            sums = merge(sums, kept, next_sums, added)
-        result = sums * tl.div_rn(1.0, total)
-        token = (first + query_row // GROUP).to(tl.int64)
-        at = (token * KV_HEADS * GROUP + head * GROUP + query_row % GROUP) * WIDTH + column
-        tl.store(out + at, result.to(out.dtype.element_ty), mask=column < WIDTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,32 +275,38 @@ def attend(
     assert q.stride(1) == rel.stride(1) == k_pages.stride(3) == 1
     _, kv_heads, page_size, width = k_pages.shape
     num_tokens, num_rows, table_width = q.shape[0], rows.row_start.shape[0], rows.page_table.shape[1]
-    group = q.shape[1] // width // kv_heads
+    group, d_rel = q.shape[1] // width // kv_heads, rel_proj.shape[0]
     out = torch.empty(num_tokens, q.shape[1], dtype=k_pages.dtype, device=q.device)
     block_d = max(16, triton.next_power_of_2(width))
-    most_chunks = triton.cdiv(table_width * page_size, tiling.chunk) + bool(rows.block_tokens)
-    # A window of a chunk or less is no longer than what one program should walk.
-    can_split = most_chunks > 1 and (not window or window > tiling.chunk)
+    chunk, programs = tiling.chunk_of(window), num_programs(q.device, PROGRAMS_PER_PROCESSOR)
+    assert chunk % tiling.block_n == 0
+    most_keys = min(table_width * page_size, window + tiling.short_rows if window else NO_WINDOW)
+    most_chunks = triton.cdiv(most_keys, chunk) + bool(window) + bool(rows.block_tokens)
+    # Where rows are enough for all programs, none has so many keys in its window that it should be split.
+    can_split = most_chunks > 1 and not (window and num_rows * kv_heads >= programs and tiling.split_above)
     most_tiles = min(num_tokens, num_rows * triton.cdiv(tiling.short_rows, SHORT_BLOCK_M)) if can_split else 0
     capacity = min(tiling.max_partials, most_tiles * kv_heads * most_chunks)
     partial_sums = torch.empty(capacity, SHORT_BLOCK_M, block_d, dtype=torch.float32, device=q.device)
     partial_scales = torch.empty(capacity, SHORT_BLOCK_M, 2, dtype=torch.float32, device=q.device)
     shape = {
         "BLOCK_TOKENS": rows.block_tokens, "GROUP": group, "KV_HEADS": kv_heads, "WIDTH": width,
-        "BLOCK_D": block_d, "CHUNK": tiling.chunk, "SHORT_ROWS": tiling.short_rows,
+        "BLOCK_D": block_d, "CHUNK": chunk, "SHORT_ROWS": tiling.short_rows, "SPLIT_ABOVE": tiling.split_above,
         "BLOCK_B": max(16, triton.next_power_of_2(num_rows)),
     }  # fmt: skip
 
     def launch_attend(*, is_long: bool) -> None:
+        block_m = tiling.long_block_m if is_long else SHORT_BLOCK_M
+        if is_long and d_rel:
+            block_m = min(block_m, most_rows(group, tiling.block_n))
         launch(
-            attend_kernel, (num_programs(q.device, PROGRAMS_PER_PROCESSOR),), q, rel, rel_proj, tau, rows.own_k, rows.own_v,
-            k_pages, v_pages, rows.query_start, rows.row_start, rows.row_slots, rows.page_table, out, partial_sums,
-            partial_scales, num_rows, num_tokens, table_width, window or NO_WINDOW, 0 if is_long else capacity,
-            SCALE=scale, IS_CAUSAL=rows.is_causal, D_REL=rel_proj.shape[0], EXTENT=rel_proj.shape[1], Q_STRIDE=q.stride(0), REL_STRIDE=rel.stride(0),
+            attend_kernel, (programs,), q, rel, rel_proj, tau, rows.own_k, rows.own_v, k_pages, v_pages, rows.query_start,
+            rows.row_start, rows.row_slots, rows.page_table, out, partial_sums, partial_scales, num_rows, num_tokens,
+            table_width, window or NO_WINDOW, 0 if is_long else capacity, programs,
+            SCALE=scale, IS_CAUSAL=rows.is_causal, D_REL=d_rel, EXTENT=rel_proj.shape[1], Q_STRIDE=q.stride(0), REL_STRIDE=rel.stride(0),
             OWN_K_STRIDE=rows.own_k.stride(0), OWN_V_STRIDE=rows.own_v.stride(0), PAGE_STRIDE=k_pages.stride(0),
             HEAD_STRIDE=k_pages.stride(1), ROW_STRIDE=k_pages.stride(2), PAGE_SIZE=page_size,
-            BLOCK_M=tiling.long_block_m if is_long else SHORT_BLOCK_M, BLOCK_N=tiling.block_n, IS_LONG=is_long,
-            DOT=dot_dtype(k_pages.dtype), **shape,
+            BLOCK_M=block_m, BLOCK_N=tiling.block_n, IS_LONG=is_long, DOT=dot_dtype(k_pages.dtype),
+            **table_shape(d_rel, group, block_m, tiling.block_n), **shape,
             num_warps=tiling.long_warps if is_long else tiling.short_warps,
             num_stages=tiling.long_stages if is_long else tiling.short_stages, enable_fp_fusion=False,
         )  # fmt: skip
@@ -368,7 +318,8 @@ def attend(
         if can_split:
             launch(
                 merge_kernel, (num_programs(q.device, MERGES_PER_PROCESSOR),), rows.query_start, rows.row_start, out,
-                partial_sums, partial_scales, num_rows, window or NO_WINDOW, capacity, BLOCK_M=SHORT_BLOCK_M, **shape,
+                partial_sums, partial_scales, num_rows, window or NO_WINDOW, capacity, programs, BLOCK_M=SHORT_BLOCK_M,
+                **shape,
                 num_warps=1, enable_fp_fusion=False,
             )  # fmt: skip
     return out
@@ -389,6 +340,6 @@ def attention(
     scale: float,
     threads: int,
 ) -> Tensor:
-    """See ``KernelSet.attention``; ``q`` and ``rel`` are rounded to the pages' dtype, which the result has."""
+    """See ``KernelSet.attention``; ``q``, ``rel`` and ``rel_proj`` are rounded to the pages' dtype, which the result has."""
     rows = Rows(query_start, row_start, row_slots, page_table, 0, True, q, q)
     return attend(q, rel, rel_proj, tau, k_pages, v_pages, rows, window, scale, TILINGS[k_pages.dtype])

@@ -51,3 +51,11 @@ def merge_tops(top, next_top):
 def merge(value, kept, next_value, added):
     """A sum of two runs, of which the second comes later."""
     return tl.fma(next_value, added, value * kept)
+
+
+@triton.jit
+def add_run(top, total, sums, next_top, next_total, next_sums):
+    """A run with a run of later keys behind it."""
+    top, kept, added = merge_tops(top, next_top)
+    total = merge(total, kept[:, None], next_total, added[:, None])
+    return top, total, merge(sums, kept[:, None], next_sums, added[:, None])
