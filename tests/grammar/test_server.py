@@ -170,3 +170,56 @@ def test_streams_add_up_to_the_same_answer_and_metrics_tell_of_compilations(serv
     text = served.get("/metrics")[2]
     assert 'samebit:grammar_compilation_time_seconds_count{model_name="nano"}' in text
     assert 'samebit:grammar_masks_total{model_name="nano"}' in text
+
+
+def schema_text(depth):
+    return '{"items":' * depth + "{}" + "}" * depth
+
+
+LONG_CHAIN = "\n".join(["start: a0", *(f"a{number}: a{number + 1}" for number in range(9000)), 'a9000: "x"'])
+MANY_REFERENCES = {
+    "$ref": "#/$defs/a0",
+    "$defs": {f"a{number}": {"$ref": f"#/$defs/a{number + 1}"} for number in range(5000)} | {"a5000": {}},
+}
+FAR = {"minimum": 10**40}
+LETTERS = "(?i)" + "[a-zà-ü]{1,60}" * 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "reason"),
+    [
+        ({"ebnf": LONG_CHAIN}, "ebnf", "9002 rules and opening brackets: at most 1000"),
+        ({"structured_outputs": {"json": MANY_REFERENCES}}, "structured_outputs", "5001 different references: at most 500"),
+        ({"tools": [{"type": "function", "function": {"name": "far", "strict": True, "parameters": FAR}}]}, "tools", "64 bits"),
+        ({"structured_outputs": {"json": FAR}}, "structured_outputs", "64 bits"),
+        ({"structured_outputs": {"json": schema_text(100)}}, "structured_outputs", "at most 100 levels"),
+        ({"structured_outputs": {"json": schema_text(20000)}}, "structured_outputs", "at most 100 levels"),
+        ({"structured_outputs": {"json": json.loads(schema_text(300))}}, None, "at most 200 levels"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["x" * (1 << 20)]}}}}, "response_format", "at most 262144"),
+        ({"structured_outputs": {"json": {"properties": {f"p{number}": {} for number in range(6000)}}}}, "structured_outputs", "limit for this grammar: 30000"),
+        ({"regex": LETTERS}, "regex", "too many expressions"),
+        ({"ebnf": "start[lazy]: /.*/"}, "ebnf", "assertion failed: !state.has_lowest_match()"),
+    ],
+)  # fmt: skip
+def test_what_is_beyond_a_limit_is_a_400_that_names_it_and_the_engine_stays(served, fields, param, reason):
+    engine = served.engine_pid()
+    status, _, found = served.post(CHAT, {"messages": ASK, "max_tokens": 100, "seed": 1, **fields})
+    error = found["error"]
+    assert (status, error["param"]) == (400, param), error
+    assert reason in error["message"]
+    assert "<backtrace>" not in error["message"]
+    assert chat(served, max_tokens=2)["finish_reason"] == "length"
+    assert served.engine_pid() == engine
+
+
+def test_a_schema_as_deep_as_is_allowed_is_compiled_and_followed(served):
+    """500 references in a row, each ten levels down: more than the stack of an ordinary thread holds."""
+    wrapped = {"$ref": "#/$defs/a%d"}
+    for _ in range(10):
+        wrapped = {"allOf": [wrapped]}
+    text = json.dumps(wrapped)
+    defs = {f"a{number}": json.loads(text % (number + 1)) for number in range(490)} | {"a490": {"type": "string"}}
+    engine = served.engine_pid()
+    answer = chat(served, structured_outputs={"json": {"$ref": "#/$defs/a0", "$defs": defs}}, max_tokens=200)
+    assert answer["finish_reason"] == "length" or isinstance(json.loads(answer["message"]["content"]), str)
+    assert served.engine_pid() == engine

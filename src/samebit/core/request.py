@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from samebit.core.errors import InvalidRequestError
+from samebit.core.errors import InvalidRequestError, StepError
 from samebit.core.reply import ReplyPiece, TokenKind
 from samebit.core.structured import StructuredOutputsParams
 
@@ -252,6 +252,7 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prefix cache, when the request was first admitted (None: some did, or there is no cache).
     `pieces` and `token_kinds` are those of a reply that was to be taken apart, whose `text` is its content; the kinds of all
     tokens (but of a stop token that is no part of the text) come in order, some of them later than their tokens.
+    `error` is why it ended with an error, and `error_param` the field of the request that is at fault (None: it is none of them).
     """
 
     request_id: str
@@ -264,11 +265,20 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    error_param: str | None = None
     speculation: SpeculationCounts = SpeculationCounts()
     num_cached_tokens: int = 0
     num_processed_tokens: int = 0
     cache_miss_reason: MissReason | None = None
     num_preemptions: int = 0
+
+    def check(self) -> None:
+        """Raise what the request ended with, if that was an error: InvalidRequestError where a field of its own is at fault, or StepError."""
+        if self.finish_reason != "error":
+            return
+        if self.error_param is not None:
+            raise InvalidRequestError(f"{self.error_param}: {self.error}", param=self.error_param)
+        raise StepError(self.error or "the request failed")
 
 
 class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 import msgspec
 
 from samebit.core.config import EngineConfig
-from samebit.core.errors import InvalidRequestError, StepError
+from samebit.core.errors import InvalidRequestError
 from samebit.core.request import EngineOutput, Request, SamplingParams
 from samebit.engine.chat_template import load_chat_template
 from samebit.engine.engine import Engine
@@ -79,8 +79,7 @@ class Conversation:
     def _outputs(self) -> Iterator[EngineOutput]:
         while self._engine.has_work:
             for output in self._engine.step():
-                if output.finish_reason == "error":
-                    raise StepError(output.error or "the request failed")
+                output.check()
                 yield output
                 if output.finish_reason is not None:
                     return

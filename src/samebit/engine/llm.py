@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from samebit.core.config import parse_settings
-from samebit.core.errors import InvalidRequestError, StepError
+from samebit.core.errors import InvalidRequestError
 from samebit.core.request import (
     CompletionOutput,
     EngineInfo,
@@ -219,8 +219,7 @@ class _Collected:
         return self.last is not None and self.last.finish_reason is not None
 
     def add(self, output: EngineOutput) -> None:
-        if output.finish_reason == "error":
-            raise StepError(output.error or "the request failed")
+        output.check()
         self.text += output.text
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs

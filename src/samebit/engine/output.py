@@ -113,6 +113,7 @@ class OutputProcessor:
             finish_reason=reason,
             stop_reason=stop,
             error=progress.error,
+            error_param=progress.error_param,
             speculation=progress.speculation.within(len(tokens)),
             num_cached_tokens=progress.num_cached_tokens,
             num_processed_tokens=progress.num_processed_tokens,

@@ -120,6 +120,7 @@ def merge(outputs: Sequence[EngineOutput]) -> EngineOutput:
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         error=last.error,
+        error_param=last.error_param,
         speculation=sum((output.speculation for output in outputs), SpeculationCounts()),
         num_cached_tokens=last.num_cached_tokens,
         num_processed_tokens=last.num_processed_tokens,

@@ -145,8 +145,9 @@ def _answer_part(wanted: StructuredOutputsParams) -> Part:
     """The answer's text as a grammar of its own."""
     if wanted.json_object:
         return _schema_part({"type": "object"})
-    if wanted.json is not None:
-        return _schema_part(_schema_of(wanted.json, wanted.field))
+    schema = wanted.schema()
+    if schema is not None:
+        return _schema_part(schema)
     if wanted.choice is not None:
         return {"lark_grammar": "start: " + " | ".join(map(_quoted, wanted.choice))}
     if wanted.regex is not None:
@@ -161,18 +162,6 @@ def _answer_part(wanted: StructuredOutputsParams) -> Part:
         raise InvalidRequestError(
             f"{wanted.field}: grammar: not to be read as GBNF: {str(error)[:300]}", param=wanted.field
         ) from error
-
-
-def _schema_of(given: str | dict[str, Any], field: str) -> dict[str, Any]:  # Any: a JSON schema
-    if isinstance(given, dict):
-        return given
-    try:
-        schema = json.loads(given)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{field}: json: not a JSON text: {error}", param=field) from error
-    if not isinstance(schema, dict):
-        raise InvalidRequestError(f"{field}: json: must be an object", param=field)
-    return schema
 
 
 def _schema_part(schema: dict[str, Any]) -> Part:  # Any: a JSON schema

@@ -6,6 +6,8 @@ import json
 import threading
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -18,6 +20,8 @@ from samebit.grammar.matcher import GrammarCounts, Matcher, reason_of
 from samebit.grammar.vocabulary import Vocabulary
 
 _MAX_COMPILED = 64
+# The compiler calls itself for each level: the worst that a wish of 256 KiB can hold took less than a third. Unused, it costs nothing.
+_STACK_BYTES = 512 << 20
 # Compile times that are kept until somebody takes them.
 _MAX_TIMES = 1 << 10
 # What one token of one request may cost: grammars that are more ambiguous than this end with an error of their own.
@@ -26,6 +30,7 @@ _LIMITS = {
     "max_items_in_row": 1_000,
     "step_max_items": 10_000,
     "max_lexer_states": 50_000,
+    "max_grammar_size": 30_000,
     "verbose_errors": False,  # they would hold text of answers
 }
 
@@ -125,4 +130,16 @@ class Grammars:
         return first.error or ("only an empty text is allowed" if first.is_over else None)
 
     def _new_matcher(self, text: str) -> LLMatcher:
-        return LLMatcher(self._tokenizer, text, log_level=0, limits=LLParserLimits(**_LIMITS))  # type: ignore[arg-type]  # numbers and a truth value, by name
+        limits = LLParserLimits(**_LIMITS)  # type: ignore[arg-type]  # numbers and a truth value, by name
+        return _on_deep_stack(lambda: LLMatcher(self._tokenizer, text, log_level=0, limits=limits))
+
+
+def _on_deep_stack(work: Callable[[], LLMatcher]) -> LLMatcher:
+    """The result of `work`, in a thread of its own with room for all levels of a grammar: who runs out of it ends the process."""
+    with ThreadPoolExecutor(1, thread_name_prefix="compile") as pool:
+        usual_bytes = threading.stack_size(_STACK_BYTES)
+        try:
+            future = pool.submit(work)
+        finally:
+            threading.stack_size(usual_bytes)
+        return future.result()

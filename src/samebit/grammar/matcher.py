@@ -138,5 +138,5 @@ def reason_of(text: str) -> str:
     """A message of the library's as part of one of ours: on one line, and not too long."""
     if text.startswith("NoExtension"):
         return "no token is allowed"
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.strip() for line in text.partition("<backtrace>")[0].splitlines()]
     return " ".join(line for line in lines if line and line != "<non-verbose/>")[:_MAX_REASON_CHARS]

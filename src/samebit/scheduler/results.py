@@ -34,6 +34,7 @@ def take_samples(
         counts = counters.verified(len(row.drafts), min(num_accepted, len(drawn)))
     if not (scored or drawn or sequence.request.wants_progress):
         return None
+    wanted = sequence.request.params.structured_outputs
     return Progress(
         request_id=sequence.request.request_id,
         tokens=drawn,
@@ -41,6 +42,7 @@ def take_samples(
         finish_reason=reason,
         stop_token_id=stop_id,
         error=sequence.failure,
+        error_param=wanted.field if wanted is not None and sequence.failure else None,
         speculation=counts,
         num_cached_tokens=max(sequence.num_cached, 0),
         num_processed_tokens=min(row.end, sequence.num_prompt),

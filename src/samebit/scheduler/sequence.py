@@ -40,7 +40,7 @@ class Status(Enum):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one request gained from a step."""
+    """What one request gained from a step. `error_param`: the field of the request that its `error` comes from, if it is one."""
 
     request_id: str
     tokens: list[TokenLogprobs] = []
@@ -48,6 +48,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     error: str | None = None
+    error_param: str | None = None
     speculation: SpeculationCounts = SpeculationCounts()
     num_cached_tokens: int = 0
     num_processed_tokens: int = 0

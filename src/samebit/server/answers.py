@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from samebit.core.errors import SamebitError, StepError
+from samebit.core.errors import SamebitError
 from samebit.core.request import EngineInfo, EngineOutput, SpeculationCounts
 from samebit.engine.streams import merge
 from samebit.server.errors import describe
@@ -45,8 +45,7 @@ class Accounts:
 
     def take(self, output: EngineOutput) -> int:
         """Count an output, and return the index of its choice. Raises what the engine ended the request with."""
-        if output.finish_reason == "error":
-            raise StepError(output.error or "the request failed")
+        output.check()
         index = self._index_of[output.request_id]
         self._num_tokens[index] += 0 if self._job.is_scoring else len(output.token_ids)
         self._num_reasoning += output.token_kinds.count("reasoning")

@@ -18,6 +18,7 @@ from samebit.server.response_models import ErrorBody, ErrorDetail
 
 _RETRY_AFTER_S = "1"
 _MAX_MESSAGE_CHARS = 1000
+_MAX_LEVELS = 200  # pydantic's
 
 
 class HttpError(SamebitError):
@@ -78,6 +79,9 @@ def invalid_body(error: ValidationError) -> HttpError:
     """The first fault that pydantic found, without the value: it may be a prompt."""
     fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
     param = ".".join(map(str, fault["loc"])) or None
+    if fault["type"] == "json_invalid" and "recursion limit" in fault["msg"]:
+        text = f"the body is nested too deeply, at most {_MAX_LEVELS} levels are allowed: {fault['msg']}"
+        return HttpError(400, text, code="invalid_json")
     if fault["type"] == "json_invalid":
         return HttpError(400, f"the body is not valid JSON: {fault['msg']}", code="invalid_json")
     text = {

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from samebit.core.structured import MAX_TOOLS
 from samebit.server.body import Body, Whole, described
 from samebit.server.structured_models import ResponseFormat, StructuredOutputs
-from samebit.server.tool_models import MAX_TOOLS, SentToolCall, Tool, ToolChoice, check_names
+from samebit.server.tool_models import SentToolCall, Tool, ToolChoice, check_names
 
 # A body may hold millions of items; the first wrong one is enough.
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from samebit.core.structured import MAX_TOOLS
 from samebit.server.body import Body, Whole, described
 from samebit.server.request_models import ChatBody, ChatMessage, SharedBody
 from samebit.server.responses_input import InputItem, InputMessage, messages_of
 from samebit.server.structured_models import FlatFormat, in_chat_form
 from samebit.server.tool_models import (
-    MAX_TOOLS,
     FunctionDefinition,
     NamedFunction,
     NamedTool,

@@ -8,8 +8,6 @@ from pydantic_core import PydanticCustomError
 
 from samebit.server.body import Body, Whole, described
 
-MAX_TOOLS = 128
-
 ToolName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
