@@ -2,7 +2,7 @@
 
 Results are written to memory that was filled with NaN, so that what is not written is seen. Before each timed run what the device's
 cache holds is replaced, and runs go round over copies of the operands, so weights come from memory, as in a step of a whole model.
-A run follows others of its kind closely; what it can do before they have ended (programmatic dependent launch) costs nothing here.
+A run follows others of its kind closely.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from samebit.kernels.triton.index import SINK_ROW, four, jit_once
-from samebit.kernels.triton.launch import begin, launch
+from samebit.kernels.triton.launch import launch
 
 MAX_PARTS = 8
 """Programs that share the pages of an entry at most."""
@@ -51,7 +51,6 @@ def acknowledge_kernel(
     PAGES: tl.constexpr, LAYERS: tl.constexpr, STREAMS: tl.constexpr,
 ):  # fmt: skip
     """A program for each entry and part of its pages; the first also looks at the entry's rows."""
-    begin()
     entry, part = tl.program_id(0), tl.program_id(1)
     boundary = tl.load(boundaries + entry)
     if boundary >= page_size:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from samebit.kernels.triton.bias import most_rows, relative_bias, table_shape
 from samebit.kernels.triton.items import INDEX, find_row, row_items, row_sizes, value_of
-from samebit.kernels.triton.launch import begin, dot_dtype, launch, num_programs
+from samebit.kernels.triton.launch import dot_dtype, launch, num_programs
 from samebit.kernels.triton.merging import merge_kernel
 from samebit.kernels.triton.softmax import LOG2_E, add_keys, add_run, no_keys
 
@@ -114,7 +114,6 @@ def attend_kernel(
     BLOCK_B: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    begin()
     ends, is_split, first_partial, _ = row_items(
         query_start, row_start, num_rows, window, capacity, programs, BLOCK_TOKENS, CHUNK, GROUP, KV_HEADS, BLOCK_M,
         SHORT_ROWS, SPLIT_ABOVE, IS_LONG, BLOCK_B,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from samebit.kernels import values
 from samebit.kernels.triton.index import ROW_BLOCK
-from samebit.kernels.triton.launch import begin, launch
+from samebit.kernels.triton.launch import launch
 
 SINK_ROW = tl.constexpr(values.SINK_ROW)
 BLOCK_T, BLOCK_C, SCAN = 8, 256, 512
@@ -297,7 +297,6 @@ def convolve_kernel(
     BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_H: tl.constexpr, SCAN: tl.constexpr, ROW_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A program for each batch row, then one for each BLOCK_T tokens."""
-    begin()
     program = tl.program_id(0)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     if program < num_rows:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from samebit.kernels.triton.launch import begin, dot_dtype, launch, num_programs
+from samebit.kernels.triton.launch import dot_dtype, launch, num_programs
 from samebit.kernels.triton.linear import BLOCK_K, chain, whole_span
 
 SCAN = ((512, 4), (4096, 8))
@@ -71,7 +71,6 @@ def route_kernel(
     SLOTS: tl.constexpr,
 ):
     """Experts and weights of one token; WIDTH and SLOTS are powers of two that hold all experts and all slots."""
-    begin()
     row = tl.program_id(0).to(tl.int64)
     expert, slot = tl.arange(0, WIDTH), tl.arange(0, SLOTS)
     logit = tl.load(logits + row * stride + expert, mask=expert < EXPERTS + SHARED, other=0.0)
@@ -121,7 +120,6 @@ def route(
 @triton.jit(do_not_specialize_on_alignment=["num_tokens"])
 def group_kernel(expert_ids, num_tokens, pairs, bounds, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
     """Write the live pairs of expert ``program_id`` to ``pairs``, in order, and the bounds of where they lie."""
-    begin()
     expert = tl.program_id(0)
     place = tl.arange(0, BLOCK)
     num_pairs = tl.load(num_tokens) * SLOTS
@@ -186,7 +184,6 @@ def gate_up_kernel(
     DOT: tl.constexpr,
 ):
     """silu(gate) * up of the tokens of grouped pairs: rows of ``hidden`` [pairs, I] in the order of the groups."""
-    begin()
     start, stop, tiles, tiles_up_to = tiles_of_experts(bounds, EXPERTS, WIDTH, BLOCK_T)
     tiles_i = tl.cdiv(inner, BLOCK_I)
     place = tl.arange(0, BLOCK_K)[None, :]
@@ -241,7 +238,6 @@ def down_kernel(
     DOT: tl.constexpr,
 ):
     """Rows of ``hidden`` times an expert's second weight, each to its pair's row of ``slots`` [pairs, H] fp32."""
-    begin()
     start, stop, tiles, tiles_up_to = tiles_of_experts(bounds, EXPERTS, WIDTH, BLOCK_T)
     tiles_h = tl.cdiv(width, BLOCK_H)
     for item in range(tl.program_id(0), tl.max(tiles_up_to, 0) * tiles_h, tl.num_programs(0)):
@@ -260,7 +256,6 @@ def down_kernel(
 @triton.jit(do_not_specialize_on_alignment=["num_tokens"])
 def combine_kernel(slots, weights, num_tokens, out, width, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
     """Add a token's slots in their order; zeros for a token that is padding, whose slots were not written."""
-    begin()
     row = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_live = row < tl.load(num_tokens)

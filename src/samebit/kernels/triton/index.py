@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from samebit.kernels import torch_index, values
-from samebit.kernels.triton.launch import begin, launch
+from samebit.kernels.triton.launch import launch
 from samebit.kernels.values import INDEX_RESULTS, INDEX_TABLES, IndexFields, IndexSizes
 
 MAX_GROUPS = 4
@@ -50,7 +50,6 @@ def apply_deltas_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Put pages and their stamps into the slots' tables; a delta that is padding writes zeros to slot 0."""
-    begin()
     d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = d < num_deltas
     group = tl.load(groups + d, mask=live, other=-1)
@@ -223,7 +222,6 @@ def find_addresses_kernel(
     TOKEN_BLOCK: tl.constexpr, ENTRY_BLOCK: tl.constexpr, SAMPLE_BLOCK: tl.constexpr, ROW_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """All results: a program works on one batch row, or on a block of tokens, entries or logits rows."""
-    begin()
     first_token = num_rows
     first_entry = first_token + tl.cdiv(num_tokens, TOKEN_BLOCK)
     first_sample = first_entry + tl.cdiv(num_entries, ENTRY_BLOCK)
@@ -278,7 +276,6 @@ def record_writes_kernel(
     HISTORY: tl.constexpr, RING: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Ring tags as they must be once the step's kernels have run."""
-    begin()
     token_programs = tl.cdiv(num_tokens, BLOCK)
     program = tl.program_id(0)
     if program < token_programs:
@@ -354,7 +351,6 @@ def accept_kernel(
     MAX_DRAFTS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """How many drafts of each batch row are what was drawn in their places; its slot's length and last token follow."""
-    begin()
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_row = row < num_rows
     first = tl.load(query_start + row, mask=is_row, other=0)

@@ -16,14 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from samebit.kernels.triton.launch import begin, dot_dtype, launch, prefetch
+from samebit.kernels.triton.launch import dot_dtype, launch
 
 BLOCK_K = {torch.bfloat16: 64, torch.float32: 32}
 """Length of a step along K, by activation dtype: the grain of every sum."""
 ENOUGH_PROGRAMS = 128
 """About as many programs as a large device has multiprocessors."""
-MOST_PREFETCHED = tl.constexpr(32)
-"""Up to tiles of so many tokens, which wait for weights most of their time, a program asks for its weights before it may begin."""
 GROUP = 8
 """Weight tiles that programs next to each other walk for all tokens, so that both operands are found in L2."""
 
@@ -128,7 +126,6 @@ def linear_kernel(
     SPAN: tl.constexpr,
     EVEN_K: tl.constexpr,
     GROUP: tl.constexpr,
-    THREADS: tl.constexpr,
     DOT: tl.constexpr,
 ):
     """A tile of out [T, N] = x [T, K] times the transposed weight [N, K]."""
@@ -137,12 +134,6 @@ def linear_kernel(
     group_size = tl.minimum(tiles_n - group * GROUP, GROUP)
     n = (group * GROUP + inside % group_size) * BLOCK_N + tl.arange(0, BLOCK_N)
     t = (inside // group_size) * BLOCK_T + tl.arange(0, BLOCK_T)
-    if EVEN_K and BLOCK_T <= MOST_PREFETCHED:
-        first_row = (group * GROUP + inside % group_size) * BLOCK_N
-        begin_at = weight + first_row.to(tl.int64) * num_in
-        rows = tl.minimum(BLOCK_N, num_out - first_row)
-        prefetch(begin_at, rows * num_in, weight + num_out.to(tl.int64) * num_in, THREADS)
-    begin()
     # A weight row that is not there is another one: its sums are not stored.
     weights = weight + tl.minimum(n, num_out - 1).to(tl.int64)[:, None] * num_in
     inputs = x + t.to(tl.int64)[:, None] * x_stride
@@ -176,7 +167,6 @@ def linear(activation: torch.dtype, x: Tensor, weight: Tensor, num_out: int, wid
         SPAN=whole_span(tile.span, num_in, activation),
         EVEN_K=num_in % BLOCK_K[activation] == 0,
         GROUP=GROUP,
-        THREADS=32 * tile.num_warps,
         DOT=dot_dtype(activation),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

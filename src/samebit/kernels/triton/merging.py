@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 
 from samebit.kernels.triton.items import INDEX, find_row, row_items, row_sizes, value_of
-from samebit.kernels.triton.launch import begin
 from samebit.kernels.triton.softmax import merge, merge_tops
 
 
@@ -31,7 +30,6 @@ def merge_kernel(
     BLOCK_B: tl.constexpr,
 ):
     """An item is a query row of a KV head."""
-    begin()
     _ends, is_split, first_partial, query_rows = row_items(
         query_start, row_start, num_rows, window, capacity, programs, BLOCK_TOKENS, CHUNK, GROUP, KV_HEADS, BLOCK_M,
         SHORT_ROWS, SPLIT_ABOVE, False, BLOCK_B,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from samebit.kernels.triton.launch import begin, launch
+from samebit.kernels.triton.launch import launch
 
 MAX_BLOCK = 1024
 """Columns that a program copies at once."""
@@ -33,7 +33,6 @@ def write_kv_kernel(
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    begin()
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(write_slots + token).to(tl.int64)
     row = slot // PAGE_SIZE * PAGE_STRIDE + slot % PAGE_SIZE * ROW_STRIDE

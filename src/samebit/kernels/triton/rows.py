@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from samebit.kernels.triton.launch import begin, launch
+from samebit.kernels.triton.launch import launch
 
 NORM_ELEMENTS = 1024
 """Columns that a program of the norm works on at least, in whole rows."""
@@ -29,7 +29,6 @@ def norm_kernel(
     WIDTH: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of ``WIDTH`` columns, of which a row of ``x`` has PARTS; each is summed as if it were alone."""
-    begin()
     row, column = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None], tl.arange(0, BLOCK)[None, :]
     token, part = (row // PARTS).to(tl.int64), row % PARTS
     there = (row < num_rows) & (column < WIDTH)
@@ -60,7 +59,6 @@ def rms_norm(activation: torch.dtype, x: Tensor, gain: Tensor, eps: float, threa
 @triton.jit
 def swiglu_kernel(z, out, z_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """silu(gate) * up for a row gate | up."""
-    begin()
     blocks: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
     row = (tl.program_id(0) // blocks).to(tl.int64)
     column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -88,7 +86,6 @@ def swiglu(activation: torch.dtype, z: Tensor, threads: int) -> Tensor:
 @triton.jit(do_not_specialize=["ids"])
 def embedding_kernel(ids, table, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """The row of ``table`` that a token's id names."""
-    begin()
     blocks: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
     token = (tl.program_id(0) // blocks).to(tl.int64)
     column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)

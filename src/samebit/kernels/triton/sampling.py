@@ -23,7 +23,7 @@ from samebit.kernels.triton.filters import (
     token_at,
     value,
 )
-from samebit.kernels.triton.launch import begin, launch
+from samebit.kernels.triton.launch import launch
 
 _COLUMNS = ("temperature", "top_k", "top_p", "min_p", "seed", "sample_index", "position", "target")
 _RESULTS = ("tokens", "logprobs", "ranks", "finite")
@@ -101,7 +101,6 @@ def sample_kernel(
     logits, stride, temperature, top_k, top_p, min_p, seed, sample_index, position, target,
     tokens, logprobs, ranks, finite, V: tl.constexpr, BLOCK: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
-    begin()
     at = tl.program_id(0)
     row = logits + at.to(tl.int64) * stride
     best, is_finite = _survey(row, V, BLOCK)
@@ -132,7 +131,6 @@ def sample_kernel(
 @triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["ids", "logprobs"])
 def top_kernel(logits, stride, n, ids, logprobs, V: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
     """Keeps each block's best place; taking one token changes its own block's only."""
-    begin()
     at = tl.program_id(0).to(tl.int64)
     row = logits + at * stride
     blocks = tl.arange(0, BLOCKS)
