@@ -38,7 +38,7 @@ def linear_tiles(rows: int) -> list[linear.Tile]:
         grid = itertools.product(shapes, [(1, 3), (1, 4), (2, 3)], (4, 8))
     else:
         shapes = list(itertools.product((16, 32, 64, 128), (widest,)))
-        grid = itertools.product(shapes, [(1, 4), (1, 6), (2, 3), (2, 4), (4, 3), (4, 4)], (4, 8))
+        grid = itertools.product(shapes, [(1, 6), (2, 4), (4, 3), (4, 4), (8, 3), (8, 4)], (4, 8))
     tiles = [linear.Tile(*shape, span, warps, stages) for shape, (span, stages), warps in grid]
     return [tile for tile in tiles if _fits(tile, tile.weights + tile.tokens, tile.weights * tile.tokens)]
 
@@ -50,7 +50,7 @@ def expert_tiles(now: experts.Tile, mean_pairs: float) -> list[experts.Tile]:
     else:
         tokens, rows = ((16,), (16, 32, 64, 128)) if mean_pairs < 8 else ((16, 32), (32, 64, 128))
         depths = [(1, 4), (2, 3), (2, 4), (4, 3)][: 4 if mean_pairs < 8 else 2]
-        grid = itertools.product(tokens, rows, depths, (4, 8), (2, 4))
+        grid = itertools.product(tokens, rows, depths, (4, 8), (2, 4, 8))
     tiles = [
         replace(
             now, tokens=t, inner=rows, hidden=rows, span=span, num_warps=warps, num_stages=stages, programs=programs
