@@ -300,6 +300,22 @@ def test_requests_whose_step_failed_are_compared_and_a_failed_shadow_is_skipped(
     assert not engine.has_audits
 
 
+def test_whatever_keeps_a_shadow_from_beginning_it_is_skipped(model, monkeypatch):
+    engine = small_engine(model)
+    run(engine, [make_request("a", PROMPT)])
+    add = engine.scheduler.add
+
+    def fail(request):
+        if request.is_shadow:
+            raise RuntimeError("no")
+        add(request)
+
+    monkeypatch.setattr(engine.scheduler, "add", fail)
+    engine.add(make_request("b", PROMPT))
+    finish(engine)
+    assert counts(engine)[2] == 2
+
+
 def test_nobody_notices_shadows(model):
     """Answers, what is cached, and all that is counted of requests are as without them."""
     seen = []

@@ -230,6 +230,8 @@ class Engine:
     def _one_step(self) -> list[EngineOutput]:
         """Launch a step if none is in flight, and the next one behind it if that can be; then take in the results of the older."""
         self._audit.begin()
+        if not self.scheduler.has_work:
+            return []  # what there was to do was a second run, and that has been given up
         if not self._launched:
             plan = self.scheduler.plan()
             try:

@@ -17,7 +17,6 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from samebit.core.config import EngineConfig
-from samebit.core.errors import SamebitError
 from samebit.core.request import FinishReason, Request, TokenLogprobs
 from samebit.scheduler.scheduler import Scheduler
 from samebit.scheduler.sequence import Progress
@@ -178,7 +177,8 @@ class ShadowAudit:
             name = f"{_SHADOWS} {self._num_shadows}"
             try:
                 scheduler.add(answer.shadow(name))
-            except SamebitError as error:
+            except Exception as error:  # noqa: BLE001 - whatever a second run meets, no request may come to hear of it
+                scheduler.finish(name, "abort")
                 self._skip(answer, error)
             else:
                 self._shadow = _Shadow(name, answer)
