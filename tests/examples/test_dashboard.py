@@ -12,7 +12,7 @@ DASHBOARD = json.loads((Path(__file__).parents[2] / "examples" / "grafana_dashbo
 def shown():
     metrics = ServerMetrics("x")
     metrics.set_engine_stats({"num_accepted_tokens_at_0": 1, "misses_cold": 1}, 0.0)
-    metrics.refuse("queue_full", 1)
+    metrics.refuse("queue_full")
     metrics.finish("stop", 1, 0.1)
     return metrics.render().decode()
 

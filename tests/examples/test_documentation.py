@@ -115,7 +115,7 @@ def test_every_metric_is_told():
     told = words("serving.md")
     metrics = ServerMetrics("x")
     metrics.set_engine_stats({"num_accepted_tokens_at_0": 1, "misses_cold": 1}, 0.0)
-    metrics.refuse("queue_full", 1)
+    metrics.refuse("queue_full")
     names = {
         sample.name.removeprefix("samebit:")
         for metric in metrics.registry.collect()

@@ -178,7 +178,7 @@ def test_more_requests_than_fit_are_refused_until_some_have_finished(run):
         await answer(client, request("f"))
         return metrics.render().decode()
 
-    assert 'admission_rejections_total{model_name="nano",reason="queue_full"} 7.0' in run(story, max_open=4)
+    assert 'admission_rejections_total{model_name="nano",reason="queue_full"} 2.0' in run(story, max_open=4)
 
 
 def test_an_engine_that_cannot_start_says_why(run):
@@ -295,6 +295,7 @@ def test_an_answer_that_is_cancelled_ends_for_its_reader(run):
             assert client.cancel(None) == 1
             outputs += [output async for output in other]
             await until(lambda: client.stats.get("num_aborted") == 3)
+            assert all(record.ended_s >= record.arrived_s for record in (*stream.records, *other.records))
         return {output.request_id: output.finish_reason for output in outputs}
 
     assert run(story) == {"a-0": "abort", "a-1": "abort", "b-0": "abort"}

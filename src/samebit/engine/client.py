@@ -145,7 +145,7 @@ class AsyncEngineClient:
     def check_count(self, count: int) -> None:
         """Raise OverloadedError if `count` samples can never be open at once."""
         if count > self.max_open:
-            self._metrics.refuse("queue_full", count)
+            self._metrics.refuse("queue_full")
             raise OverloadedError(
                 f"{count} samples in all (prompts times n): at most {self.max_open} can be open at once; send fewer"
             )
@@ -271,14 +271,14 @@ class AsyncEngineClient:
     def _check_room(self, requests: Sequence[Request]) -> None:
         self.check_count(len(requests))
         if self._is_switching:
-            self._metrics.refuse("weights_update", len(requests))
+            self._metrics.refuse("weights_update")
             raise OverloadedError("other weights are being loaded; try again later")
         if len(self._open) + len(requests) > self.max_open:
-            self._metrics.refuse("queue_full", len(requests))
+            self._metrics.refuse("queue_full")
             raise OverloadedError(f"{len(self._open)} requests are open of at most {self.max_open}; try again later")
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
         if self._num_open_tokens + num_tokens > self._max_open_tokens:
-            self._metrics.refuse("queue_full", len(requests))
+            self._metrics.refuse("queue_full")
             raise OverloadedError(
                 f"open prompts have {self._num_open_tokens} tokens, these {num_tokens}: at most {self._max_open_tokens} "
                 "can be open at once; try again later"
@@ -286,8 +286,9 @@ class AsyncEngineClient:
                 else f"{num_tokens} tokens in all prompts: at most {self._max_open_tokens} can be open at once; send fewer"
             )
 
-    def _close(self, request_id: str) -> OpenRequest | None:
+    def _close(self, request_id: str, now: float | None = None) -> OpenRequest | None:
         if (entry := self._open.pop(request_id, None)) is not None:
+            entry.record.ended_s = time.monotonic() if now is None else now
             self._num_open_tokens -= entry.record.num_prompt_tokens
             if not self._open:
                 self._idle.set()
@@ -392,8 +393,7 @@ class AsyncEngineClient:
             record.num_tokens += count
             self._metrics.generated(count)
         if output.finish_reason is not None:
-            self._close(output.request_id)
-            record.ended_s = now
+            self._close(output.request_id, now)
             self._metrics.finish(output.finish_reason, 1, now - record.arrived_s)
             if record.first_token_s is not None and record.num_tokens > 1:
                 self._metrics.per_token((now - record.first_token_s) / (record.num_tokens - 1))

@@ -73,7 +73,7 @@ class ServerMetrics:
         self._dropped_spans = self._counter("dropped_spans", "Spans that the traces endpoint did not take")
         self._refused = Counter(
             "samebit:admission_rejections",
-            "Requests refused at the door",
+            "Requests refused at the door, each once whatever its samples",
             ("model_name", "reason"),
             registry=self.registry,
         )
@@ -138,9 +138,9 @@ class ServerMetrics:
         if latency_s is not None:
             self._request.observe(latency_s)
 
-    def refuse(self, reason: str, count: int) -> None:
-        """`count` requests were turned away for `reason` before the engine saw them."""
-        self._refused.labels(self._model_name, reason).inc(count)
+    def refuse(self, reason: str) -> None:
+        """A request, whatever the number of its samples, was turned away for `reason` before the engine saw it."""
+        self._refused.labels(self._model_name, reason).inc()
 
     def engine_lost(self) -> None:
         """The engine process has died."""
