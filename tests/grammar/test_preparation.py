@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from samebit.engine.launch import start_engine
 from samebit.engine.metrics import ServerMetrics
 from samebit.engine.preparation import Preparation
 from samebit.engine.streams import merge
+from samebit.grammar.grammars import Grammars
+from samebit.grammar.vocabulary import Vocabulary
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,3 +119,21 @@ def test_a_request_is_ready_once_and_none_that_was_forgotten_is():
     assert sorted(found) == ["a", "c"]
     assert preparation.take_ready() == []
     preparation.close()
+
+
+def test_threads_that_need_the_vocabulary_at_once_take_it_in_once():
+    made = []
+
+    class Slow(Vocabulary):
+        def tokenizer(self):
+            made.append(1)
+            time.sleep(0.05)
+            return super().tokenizer()
+
+    texts = [b"a", b"b", b"<end>"]
+    grammars = Grammars(
+        Slow(3, texts.__getitem__, {"<end>": 2}, lambda text: [texts.index(bytes([c])) for c in text.encode()])
+    )
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(grammars.prepare, [request(str(number), f"[ab]{{1,{number + 1}}}") for number in range(4)]))
+    assert made == [1]

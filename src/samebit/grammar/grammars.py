@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import partial
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -47,6 +47,8 @@ class Grammars:
         self._compiled: OrderedDict[str, LLMatcher | str] = OrderedDict()
         self._compile_times_s: deque[float] = deque(maxlen=_MAX_TIMES)
         self._lock = threading.Lock()
+        self._made: LLTokenizer | None = None
+        self._making = threading.Lock()
 
     def is_ready(self, request: Request) -> bool:
         """Whether `matcher` has nothing to compile for `request`."""
@@ -91,9 +93,11 @@ class Grammars:
     def _define(self, request: Request, wanted: StructuredOutputsParams) -> Definition:
         return define(wanted, request.prompt_token_ids, request.eos_token_ids, self._marks, self._free)
 
-    @cached_property
     def _tokenizer(self) -> LLTokenizer:
-        return self._vocabulary.tokenizer()
+        """Made once, when the first grammar needs it; whoever comes meanwhile waits."""
+        with self._making:
+            self._made = self._made or self._vocabulary.tokenizer()
+            return self._made
 
     def _compile(self, definition: Definition, wanted: StructuredOutputsParams, text: str) -> LLMatcher | str:
         """A matcher at the beginning of a grammar, or why there is none."""
@@ -131,7 +135,7 @@ class Grammars:
 
     def _new_matcher(self, text: str) -> LLMatcher:
         limits = LLParserLimits(**_LIMITS)  # type: ignore[arg-type]  # numbers and a truth value, by name
-        return _on_deep_stack(lambda: LLMatcher(self._tokenizer, text, log_level=0, limits=limits))
+        return _on_deep_stack(lambda: LLMatcher(self._tokenizer(), text, log_level=0, limits=limits))
 
 
 def _on_deep_stack(work: Callable[[], LLMatcher]) -> LLMatcher:
