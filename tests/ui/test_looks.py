@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from samebit.core.errors import OverloadedError
+from samebit.core.errors import EngineDeadError, OverloadedError
 from samebit.engine.calls import Calls
 from samebit.engine.views import Look, RequestsView
 from samebit.server import looks
@@ -106,5 +106,21 @@ def test_a_question_gets_its_own_answer_or_the_error_that_ends_all():
         third.cancel()
         calls.fail(OverloadedError("gone"))
         assert third.cancelled()
+
+    asyncio.run(run())
+
+
+def test_after_a_look_that_failed_the_engine_is_left_alone_too():
+    class Failing(Slow):
+        async def look(self, look):
+            await super().look(look)
+            raise EngineDeadError("no")
+
+    async def run():
+        engine = Failing(took_s=0.002)
+        seen = Looks(engine)
+        await asyncio.gather(*(seen.see(look) for look in others(3)), return_exceptions=True)
+        gaps = [after - before for before, after in zip(engine.times_s, engine.times_s[1:], strict=False)]
+        assert min(gaps) >= 50 * 0.002
 
     asyncio.run(run())

@@ -3,13 +3,14 @@
 import asyncio
 import time
 
-from samebit.core.errors import OverloadedError
+from samebit.core.errors import OverloadedError, SamebitError
 from samebit.engine.client import AsyncEngineClient
 from samebit.engine.views import Look, View
 
 # Of its time the engine spends at most one part in so many.
 _SHARE = 50
 _FRESH_S = 0.4
+_MAX_PAUSE_S = 5.0
 _MAX_KEPT = 16
 _MAX_WAITING = 32
 
@@ -41,7 +42,13 @@ class Looks:
 
     async def _look(self, look: Look) -> View:
         await asyncio.sleep(max(0.0, self._next_s - time.monotonic()))
-        took_s, view = await self._client.look(look)
+        asked_s = time.monotonic()
+        try:
+            took_s, view = await self._client.look(look)
+        except SamebitError:
+            # How long the engine took over an error is not told: at most as long as it was waited for.
+            self._next_s = time.monotonic() + min(_SHARE * (time.monotonic() - asked_s), _MAX_PAUSE_S)
+            raise
         now_s = time.monotonic()
         self._next_s = now_s + _SHARE * took_s
         self._kept.pop(look, None)
