@@ -145,9 +145,11 @@ def test_the_key_is_sent_and_not_shown():
 
 def test_a_server_that_wants_a_key_is_asked_once():
     fake = FakeServer(key="sesame")
-    with pytest.raises(ConfigError, match="401"):
+    with pytest.raises(ConfigError, match=r"401.*needs a key: give it by --api-key"):
         audit(fake)
     assert len(fake.bodies) == 1
+    with pytest.raises(ConfigError, match=r"401.*does not take this key \(--api-key\)"):
+        audit(fake, api_key="guessed")
 
 
 def test_a_salt_makes_later_turns_cold_where_there_is_one():

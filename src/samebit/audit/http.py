@@ -109,12 +109,22 @@ class HttpClient:
             with connection.getresponse() as response:
                 if response.status != http.client.OK:
                     text = response.read(400).decode(errors="replace")
-                    raise RefusedError(f"HTTP {response.status}: {text}", response.status)
+                    raise RefusedError(f"HTTP {response.status}: {text}{self._hint(response.status)}", response.status)
                 yield response
         except (OSError, http.client.HTTPException) as error:
             raise RefusedError(f"{type(error).__name__}: {error}") from error
         finally:
             connection.close()
+
+    def _hint(self, status: int) -> str:
+        """What to do about an answer without one; nothing if that is for the server to say."""
+        if status != http.client.UNAUTHORIZED:
+            return ""
+        return (
+            "; the server does not take this key (--api-key)"
+            if self._api_key
+            else "; the server needs a key: give it by --api-key"
+        )
 
     def _wait_turn(self) -> None:
         with self._lock:
