@@ -49,6 +49,9 @@ def test_a_mistake_in_a_foreign_flag_is_told():
     done = run("serve", "nano", "--tp", "8")
     assert done.returncode == 2
     assert "only 1 is supported" in done.stderr
+    assert ours(["nano", "--speculative-eagle-topk", "1"]) == ["nano"]
+    with pytest.raises(typer.BadParameter, match="4: only 1 is supported"):
+        ours(["--speculative-eagle-topk=4"])
     done = run("serve", "nano", "--metrics-compat", "tgi", "--port", "0")
     assert (done.returncode, done.stderr) == (
         1,

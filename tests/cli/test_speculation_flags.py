@@ -5,6 +5,7 @@ import json
 import pytest
 
 from samebit.cli.speculation import from_flags, from_json
+from samebit.core.config import parse_settings
 from samebit.core.errors import ConfigError
 
 
@@ -61,3 +62,8 @@ def test_what_cannot_be_meant_is_refused_with_the_value(given, said):
         flags(**given)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_drafter_without_a_name_is_refused_and_not_looked_for():
+    with pytest.raises(ConfigError, match=r"speculative_config\.model='': names no drafter"):
+        parse_settings({"speculative_config": from_json('{"method": "dspark", "model": ""}')}).validate()

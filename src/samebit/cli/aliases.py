@@ -43,6 +43,7 @@ FIXED = {
     "--dp-size": "1",
     "--pipeline-parallel-size": "1",
     "--pp-size": "1",
+    "--speculative-eagle-topk": "1",
     "--tensor-parallel-size": "1",
     "--tp": "1",
     "--tp-size": "1",

@@ -67,6 +67,10 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise ConfigError(
                 f"speculative_config.num_speculative_tokens={self.num_speculative_tokens}: must be between 1 and {MAX_DRAFTS}"
             )
+        if self.model == "":
+            raise ConfigError(
+                "speculative_config.model='': names no drafter; leave it out, or name a folder or a hub name"
+            )
         if self.model is not None and self.method not in {"dflash", "dspark"}:
             raise ConfigError(
                 f"speculative_config.model={self.model!r}: method {self.method!r} takes no drafter of its own"
