@@ -212,6 +212,7 @@ def test_nobody_there_is_one_line_and_status_2():
         (["--max-concurrency", "0"], "max_concurrency='0'"),
         (["--burstiness", "0"], "burstiness=0.0"),
         (["--goodput", "speed:1"], "goodput='speed:1'"),
+        (["--goodput", "ttft"], "goodput='ttft': must be a limit in milliseconds, as in ttft:500 (NAME:MS)"),
         (["--extra-body", "[1]"], "extra_body='[1]'"),
         (["--header", "x"], "header: must be NAME=VALUE"),
         (["--api-key", "a\nb"], "api_key, header: must be plain ASCII"),
@@ -240,6 +241,19 @@ def test_secrets_are_sent_and_never_recorded(target):
     assert told == """samebit bench serve --api-key '***' '--header=***' --extra-body '{"a": 1}'""".replace(
         "'***'", "***"
     ).replace("'--header=***'", "--header=***")
+
+
+def test_no_record_holds_the_user_password_or_key_of_a_url(target):
+    fake = FakeOpenAI()
+    with serving(fake) as url:
+        place = url.removeprefix("http://")
+        done = bench(f"http://someone:pass@{place}", "--output", str(target))
+    assert done.exit_code == 0, done.output
+    record = json.loads(target.read_text())
+    assert record["settings"]["base_url"] == f"http://***@{place}"
+    assert "pass" not in json.dumps(record)
+    told = command_line(["bench", "--base-url=https://someone:pass@host/v1?key=sk"])
+    assert told == "samebit bench '--base-url=https://***@host/v1?***'"
 
 
 def test_fields_of_ones_own_go_into_every_body(target):

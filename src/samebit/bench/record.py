@@ -44,15 +44,24 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[Run]
 
 
+def without_credentials(text: str) -> str:
+    """A URL, or a text with one, without the user, password and query that it may hold."""
+    return re.sub(r"(?<=://)[^/@\s]*(?=@)|(?<=\?)\S*$", "***", text) if "://" in text else text
+
+
 def command_line(arguments: Sequence[str] | None = None) -> str:
     """How this program was called, without what is secret."""
     shown = ["samebit"]
     is_secret = False
     for argument in sys.argv[1:] if arguments is None else arguments:
-        name = argument.partition("=")[0]
-        shown.append("***" if is_secret else f"{name}=***" if name in _SECRETS and name != argument else argument)
+        shown.append("***" if is_secret else _shown(argument))
         is_secret = argument in _SECRETS
     return " ".join(text if re.fullmatch(r"[\w@%+=:,./*-]+", text) else repr(text) for text in shown)
+
+
+def _shown(argument: str) -> str:
+    name, separator, _ = argument.partition("=")
+    return f"{name}=***" if name in _SECRETS and separator else without_credentials(argument)
 
 
 def write_record(path: Path, record: Record) -> None:

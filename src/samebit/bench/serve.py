@@ -16,7 +16,7 @@ from samebit.bench.datasets import Conversation, Workload, conversations, rng_fo
 from samebit.bench.environment import machine
 from samebit.bench.http import FailedError, HttpClient
 from samebit.bench.load import Load, arrival_times
-from samebit.bench.record import Record, Run, command_line
+from samebit.bench.record import Record, Run, command_line, without_credentials
 from samebit.bench.rows import Row
 from samebit.bench.summary import METRICS, PERCENTILES, summarize
 from samebit.bench.texts import Cost, code, counted, estimated, take, words
@@ -117,7 +117,12 @@ async def _bench(
         label=settings.label or api.model,
         command=command_line(),
         seed=workload.seed,
-        settings={**told, "model": api.model, "tokens_per_estimated_token": scale},
+        settings={
+            **told,
+            "base_url": without_credentials(settings.base_url),
+            "model": api.model,
+            "tokens_per_estimated_token": scale,
+        },
         environment=environment,
         server=server,
         is_complete=all(run.is_complete for run in runs),

@@ -64,9 +64,9 @@ def parse_goals(texts: Sequence[str]) -> dict[str, float]:
     found = {}
     for text in texts:
         name, _, limit = text.partition(":")
-        if name not in GOALS:
+        if name not in GOALS or not limit:
             raise ConfigError(
-                f"goodput={text!r}: must be a limit in milliseconds, as in ttft:500; of {', '.join(GOALS)}"
+                f"goodput={text!r}: must be a limit in milliseconds, as in ttft:500 (NAME:MS); of {', '.join(GOALS)}"
             )
         found[name] = parse_number("goodput", text, limit)
     return found
