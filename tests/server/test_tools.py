@@ -45,13 +45,14 @@ def asked(reply, **fields):
 
 def gathered(chunks):
     """A streamed message put together as clients do, and the reason for its end."""
-    message, reason = {"content": "", "reasoning_content": "", "reasoning": "", "tool_calls": []}, None
+    message, reason = {"content": None, "reasoning_content": "", "reasoning": "", "tool_calls": []}, None
     for chunk in chunks:
         for choice in chunk.choices:
             assert reason is None, "nothing follows the reason"
             delta, reason = choice.delta.to_dict(), choice.finish_reason
             for name in ("content", "reasoning_content", "reasoning"):
-                message[name] += delta.get(name) or ""
+                if delta.get(name) is not None:
+                    message[name] = (message[name] or "") + delta[name]
             for call in delta.get("tool_calls", ()):
                 if call["index"] == len(message["tool_calls"]):
                     assert call["function"]["arguments"] == "", "the name comes first"
@@ -80,12 +81,14 @@ def test_a_message_has_reasoning_content_and_calls(actor):
 
 
 @pytest.mark.parametrize("seed", range(7))
-@pytest.mark.parametrize("reply", [ALL, f"{SAID}get_weather{CALL}{END}", f"{THOUGHT}{SAID}", f"{CALL[:-25]}"])
+@pytest.mark.parametrize(
+    "reply", [ALL, f"{SAID}get_weather{CALL}{END}", f"{THOUGHT}{SAID}", f"{CALL[:-25]}", f"{CALL}{END}", THOUGHT]
+)
 def test_a_streamed_message_is_the_whole_one_however_many_tokens_a_step_has(actor, reply, seed):
     whole = actor.chat.completions.create(**asked(reply, seed=seed)).choices[0]
     message, reason = gathered(actor.chat.completions.create(**asked(reply, seed=seed), stream=True))
     assert reason == whole.finish_reason
-    assert message["content"] == (whole.message.content or "")
+    assert message["content"] == whole.message.content
     assert message["reasoning_content"] == message["reasoning"] == getattr(whole.message, "reasoning", "")
     calls = [call.function.to_dict() for call in whole.message.tool_calls or ()]
     assert [call["function"] for call in message["tool_calls"]] == calls
@@ -396,3 +399,11 @@ def test_an_event_of_a_stream_has_one_kind_of_delta(scripted):
     for event in events:
         for choice in event["choices"]:
             assert len({"content", "reasoning", "tool_calls"} & choice["delta"].keys()) <= 1
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+def test_a_kind_of_tool_that_there_is_not_is_named_with_the_kind_that_there_is(scripted, path):
+    body = {"input": "hi"} if path == RESPONSES else {"messages": HI}
+    status, _, answer = scripted.post(path, body | {"tools": [{"type": "web_search"}]})
+    assert (status, answer["error"]["param"]) == (400, "tools.0.type")
+    assert answer["error"]["message"] == "tools.0.type: 'web_search' is not supported; only 'function' is"

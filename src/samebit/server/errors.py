@@ -1,6 +1,7 @@
 """Errors as HTTP answers, always in OpenAI's shape. Knows classes and status codes."""
 
 import http
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -15,9 +16,11 @@ from samebit.core.errors import (
     SamebitError,
 )
 from samebit.server.response_models import ErrorBody, ErrorDetail
+from samebit.server.tool_models import UNKNOWN_TYPE
 
 _RETRY_AFTER_S = "1"
 _MAX_MESSAGE_CHARS = 1000
+_FORMAT_KIND = re.compile(r"^(response_format|text\.format)\.(?:text|json_object|json_schema)(?=\.)")
 _MAX_LEVELS = 200  # pydantic's
 
 
@@ -78,7 +81,10 @@ def describe(error: Exception) -> tuple[int, ErrorBody]:
 def invalid_body(error: ValidationError) -> HttpError:
     """The first fault that pydantic found, without the value: it may be a prompt."""
     fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    param = ".".join(map(str, fault["loc"])) or None
+    # Which kind of format it is is no level of the body.
+    param = _FORMAT_KIND.sub(r"\1", ".".join(map(str, fault["loc"]))) or None
+    if fault["type"] == UNKNOWN_TYPE:
+        param = f"{param}.type"
     if fault["type"] == "json_invalid" and "recursion limit" in fault["msg"]:
         text = f"the body is nested too deeply, at most {_MAX_LEVELS} levels are allowed: {fault['msg']}"
         return HttpError(400, text, code="invalid_json")

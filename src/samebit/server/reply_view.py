@@ -18,6 +18,7 @@ class ReplyView:
         # Tokens come before it is known what they are for.
         self._unclaimed: deque[TokenLogprobs] = deque()
         self.num_calls = 0
+        self._has_content = False
 
     def pieces(self, output: EngineOutput) -> list[ReplyPiece]:
         """What the client hears after one more output."""
@@ -32,9 +33,15 @@ class ReplyView:
             else:
                 told.append(ReplyPiece("content", piece.text))
             self.num_calls = max(self.num_calls, piece.call_index + 1)
+            self._has_content |= any(item.kind == "content" for item in told[-1:])
         if output.finish_reason is not None:
             told += self._take_thought()
         return joined(told)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the reply so far has neither content nor a call: an answer of this kind has an empty text, and no other one has."""
+        return not (self._has_content or self.num_calls)
 
     def logprobs(self, output: EngineOutput) -> list[TokenLogprobs]:
         """Logprobs of content that are known after one more output."""

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from samebit.core.structured import MAX_TOOLS
 from samebit.server.body import Body, Whole, described
 from samebit.server.structured_models import ResponseFormat, StructuredOutputs
-from samebit.server.tool_models import SentToolCall, Tool, ToolChoice, check_names
+from samebit.server.tool_models import KnownType, SentToolCall, Tool, ToolChoice, check_names
 
 # A body may hold millions of items; the first wrong one is enough.
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
@@ -132,7 +132,9 @@ def _with_names_of_their_own(tools: list[Tool] | None) -> list[Tool] | None:
 
 
 Tools = Annotated[
-    list[Tool] | None, Field(max_length=MAX_TOOLS, fail_fast=True), AfterValidator(_with_names_of_their_own)
+    list[Annotated[Tool, KnownType]] | None,
+    Field(max_length=MAX_TOOLS, fail_fast=True),
+    AfterValidator(_with_names_of_their_own),
 ]
 
 

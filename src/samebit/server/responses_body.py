@@ -14,6 +14,7 @@ from samebit.server.responses_input import InputItem, InputMessage, messages_of
 from samebit.server.structured_models import FlatFormat, in_chat_form
 from samebit.server.tool_models import (
     FunctionDefinition,
+    KnownType,
     NamedFunction,
     NamedTool,
     Tool,
@@ -86,7 +87,9 @@ class ResponsesBody(SharedBody):
     chat_template_kwargs: dict[str, Any] | None = None  # Any: whatever the template knows
     stream_options: ResponseStreamOptions | None = None
     tools: Annotated[
-        list[ResponseTool] | None, Field(max_length=MAX_TOOLS, fail_fast=True), AfterValidator(_with_names_of_their_own)
+        list[Annotated[ResponseTool, KnownType]] | None,
+        Field(max_length=MAX_TOOLS, fail_fast=True),
+        AfterValidator(_with_names_of_their_own),
     ] = None
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | ResponseNamedTool | None,

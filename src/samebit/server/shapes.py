@@ -70,12 +70,14 @@ class ChatShape:
 
     def opening(self, index: int) -> ChatChunkChoice:
         """The role."""
-        return ChatChunkChoice(index=index, delta=MessageDelta(role="assistant", content=""))
+        return ChatChunkChoice(index=index, delta=MessageDelta(role="assistant"))
 
     def pieces(self, index: int, output: EngineOutput) -> list[ChatChunkChoice]:
         """Reasoning, content and calls as deltas, in the order of the reply. The last chunk tells the tokens."""
         view = self._views[index]
         deltas = [self._delta(view, piece) for piece in view.pieces(output)]
+        if output.finish_reason is not None and view.is_silent:
+            deltas.append(MessageDelta(content=""))
         logprobs = self._logprobs(view, output)
         has_tokens = bool(output.token_ids) and self._job.wants_token_ids
         speaks = [place for place, delta in enumerate(deltas) if delta.content is not UNSET]

@@ -6,6 +6,7 @@ from samebit.core.errors import InvalidRequestError
 from samebit.core.structured import StructuredOutputsParams, ToolShape
 from samebit.server.request_models import ChatBody, CompletionBody
 from samebit.server.structured_models import ObjectFormat, SchemaFormat
+from samebit.server.tool_choice import is_one_call
 from samebit.server.tool_models import NamedTool
 
 Wishes = dict[str, Any]  # Any: values of StructuredOutputsParams' fields
@@ -61,5 +62,4 @@ def _calls(body: ChatBody, *, has_text: bool) -> Wishes:
         ToolShape(name=function.name, parameters=function.parameters or {} if must_call or function.strict else {})
         for function in functions
     ]
-    is_one = body.parallel_tool_calls is False or isinstance(choice, NamedTool)
-    return {"tools": shapes, "must_call": must_call, "may_call_again": not is_one}
+    return {"tools": shapes, "must_call": must_call, "may_call_again": not is_one_call(body)}

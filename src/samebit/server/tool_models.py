@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, field_validator
 from pydantic_core import PydanticCustomError
 
 from samebit.server.body import Body, Whole, described
 
+# The code of the error whose place is the field `type` of what it is told of.
+UNKNOWN_TYPE = "unknown_type"
 ToolName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
@@ -32,6 +34,19 @@ class FunctionDefinition(Body):
         if not isinstance(required, list) or not all(isinstance(item, str) for item in required):
             raise PydanticCustomError("schema", "not a JSON schema: required must be a list of names")
         return schema
+
+
+def _check_type(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+    """Name a kind of tool that there is not before anything that it lacks."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind != "function":
+        raise PydanticCustomError(
+            UNKNOWN_TYPE, "{kind} is not supported; only 'function' is", {"kind": repr(kind[:64])}
+        )
+    return handler(value)
+
+
+KnownType = WrapValidator(_check_type)
 
 
 class Tool(Body):
