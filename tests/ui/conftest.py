@@ -37,7 +37,7 @@ def start(tmp_path):
 @pytest.fixture(scope="module")
 def chromium():
     """A headless browser for one module, as its driver holds on to the event loop. Without either what needs it is skipped."""
-    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra ui)")
+    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra dev or ui)")
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
         pytest.skip(f"no browser is found; install one of {', '.join(BROWSERS)}, or set CHROMIUM")
