@@ -65,21 +65,20 @@ def attention_settings(now: AttentionSetting, *, is_window: bool, is_decode: boo
     names, tiling = chunk_fields(), now.tiling
     chunk = "window_chunk" if is_window else "chunk"
     # Tiles of long rows are launched for decoding too, where they find none: with long blocks they must be lower to fit.
-    longer = replace(tiling, block_n=128, long_block_m=min(64, tiling.long_block_m), long_stages=2)
+    longer = replace(tiling, block_n=128, long_block_m=min(32, tiling.long_block_m), long_stages=2)
     if is_decode:
-        grid = itertools.product((tiling, longer), (128, 256, 512), (2, 4, 8), (2, 3, 5))
+        grid = itertools.product((tiling, longer), (128, 256, 512), (2, 4), (2, 3, 5))
         tilings = [
             replace(base, short_warps=warps, short_stages=stages, **{chunk: keys})
             for base, keys, warps, stages in grid
             if base.block_n * stages in (192, 256, 320, 384)
         ]
-        tilings += [replace(tiling, split_above=shares) for shares in (0, 2)]
+        tilings += [replace(tiling, short_warps=8), *(replace(tiling, split_above=shares) for shares in (0, 2))]
     else:
-        grid = itertools.product((64, 128), (64, 128), (4, 8), (2, 3, 4))
+        grid = itertools.product((32, 64), (64, 128), (4, 8), (2, 3, 4))
         tilings = [
             replace(tiling, block_n=n, long_block_m=m, long_warps=warps, long_stages=stages)
             for n, m, warps, stages in grid
-            if m * n <= 2048 * warps  # or too many values a thread
         ]
         tilings.append(replace(tiling, **dict.fromkeys(names, 2048)))
     found = [AttentionSetting(one, now.programs) for one in tilings]
