@@ -32,7 +32,7 @@ from benchmarks.driving import Answer, answer_all
 from benchmarks.gpu import CONTEXT, FIRST_TEXT_ID, GREEDY, PREFILL, decode
 from benchmarks.kernel_cases import AttentionCase, LinearCase, Product, kernel_cases, model_config
 from benchmarks.kernel_cases import products as products_of
-from benchmarks.kernel_settings import DTYPE, AttentionSetting
+from benchmarks.kernel_settings import DTYPE
 from benchmarks.kernel_times import (
     Compilers,
     Timer,
@@ -110,7 +110,7 @@ class Price:
         self._device = torch.device("cpu" if IS_INTERPRETED else "cuda")
         self.compilers = Compilers(workers)
         self._rates, self._timer = measured_rates(self._device), Timer(self._device)
-        self._fastest: dict[AttentionCase, AttentionSetting] = {}
+        self._fastest: dict[AttentionCase, attention.Tiling] = {}
         self.record: dict[str, Any] = {
             "device": "interpreted" if IS_INTERPRETED else torch.cuda.get_device_name(),
             "torch": torch.__version__,
@@ -192,7 +192,7 @@ class Price:
         works = [[partial(run_all, one.of(())) for one in recorded] for recorded in (ours, free)]
         self._note(row, self._in_turns(*works, runs))
 
-    def _fastest_setting(self, case: AttentionCase) -> AttentionSetting:
+    def _fastest_setting(self, case: AttentionCase) -> attention.Tiling:
         if case not in self._fastest:
             self.compilers.add(case, settings_of(case))
             found = measure(case, self._timer, self._rates, self.compilers, self._deadline, self._device)
@@ -278,7 +278,7 @@ class Price:
         vocab = range(FIRST_TEXT_ID, llm.info.vocab_size)
         return [rng.choices(vocab, k=rng.randint(longest // 2, longest)) for _ in range(count)]
 
-    def _compare(self, exact: LLM, free: LLM, best: dict[bool, AttentionSetting]) -> dict[str, Any]:
+    def _compare(self, exact: LLM, free: LLM, best: dict[bool, attention.Tiling]) -> dict[str, Any]:
         """Raise SystemExit unless the exact engine's answers are the same alone and in a batch, and the free one's about those."""
         count, new = (2, 2) if self._smoke else (BATCH, NEW_TOKENS)
         prompts = self._prompts(exact, random.Random(1), count)
@@ -348,15 +348,13 @@ def largest_difference(ours: Sequence[Answer], others: Sequence[Answer]) -> floa
 
 
 @contextmanager
-def free_choice(best: dict[bool, AttentionSetting]) -> Iterator[None]:
+def free_choice(best: dict[bool, attention.Tiling]) -> Iterator[None]:
     """Products go to the library, whatever its bits are, and attention over a window (True) or all has the setting given for it."""
     attend = attention.attend
 
     def freely(*operands: Any) -> Tensor:
         *others, window, scale, _tiling = operands
-        setting = best[window > 0]
-        with patch.object(attention, "PROGRAMS_PER_PROCESSOR", setting.programs):
-            return attend(*others, window, scale, setting.tiling)
+        return attend(*others, window, scale, best[window > 0])
 
     with (
         patch.object(attention, "attend", freely),

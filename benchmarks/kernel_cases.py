@@ -18,7 +18,6 @@ from torch import Tensor
 
 from benchmarks.kernel_settings import (
     DTYPE,
-    AttentionSetting,
     attention_settings,
     chunk_fields,
     expert_tiles,
@@ -208,22 +207,24 @@ class ExpertsCase:
     def num_pairs(self) -> int:
         return self.rows * (self.config.num_experts_per_tok + self.config.n_shared_experts)
 
-    def chosen(self) -> experts.Tile:
-        return experts.tile_of(self.num_pairs, self.num_experts, DTYPE)
+    def chosen(self) -> experts.Tiles:
+        return experts.tiles_of(self.num_pairs, self.num_experts, DTYPE)
 
-    def settings(self) -> list[experts.Tile]:
-        return expert_tiles(self.chosen(), self.num_pairs / self.num_experts)
+    def settings(self) -> list[experts.Tiles]:
+        return [experts.Tiles(tile, tile) for tile in expert_tiles(self.num_pairs / self.num_experts)]
 
-    def variant(self, setting: experts.Tile) -> Hashable:
-        return "experts", self.num_experts, replace(setting, programs=0)
+    def variant(self, setting: experts.Tiles) -> Hashable:
+        return "experts", self.num_experts, replace(setting.gate_up, programs=0), replace(setting.down, programs=0)
 
-    def order(self, setting: experts.Tile) -> Hashable:
+    def order(self, setting: experts.Tiles) -> Hashable:
         return ()
 
-    def label(self, setting: experts.Tile) -> str:
-        rows = f"{setting.inner},{setting.hidden}" if setting.inner != setting.hidden else f"{setting.inner}"
-        compiled = f"w{setting.num_warps}s{setting.num_stages}p{setting.programs}"
-        return f"{rows}x{setting.tokens}x{setting.span}/{compiled}"
+    def label(self, setting: experts.Tiles) -> str:
+        tiles = dict.fromkeys((setting.gate_up, setting.down))
+        return " and ".join(
+            f"{tile.rows}x{tile.tokens}x{tile.span}/w{tile.num_warps}s{tile.num_stages}p{tile.programs}"
+            for tile in tiles
+        )
 
     def work(self, part: str) -> tuple[float, float]:
         config, pairs = self.config, self.num_pairs
@@ -251,8 +252,8 @@ class ExpertsCase:
             normal(device, self.num_experts, config.hidden_size, config.moe_intermediate_size) / 64,
         )
 
-    def run(self, operands: tuple[Tensor, ...], setting: experts.Tile) -> Tensor:
-        with patch.object(experts, "tile_of", lambda *_: setting):
+    def run(self, operands: tuple[Tensor, ...], setting: experts.Tiles) -> Tensor:
+        with patch.object(experts, "tiles_of", lambda *_: setting):
             return experts.moe(*operands, self.config.moe_intermediate_size, 1)
 
 
@@ -282,29 +283,24 @@ class AttentionCase:
     def parts(self) -> dict[str, tuple[str, ...]]:
         return {"": ()}
 
-    def chosen(self) -> AttentionSetting:
-        return AttentionSetting(attention.TILINGS[DTYPE], attention.PROGRAMS_PER_PROCESSOR)
+    def chosen(self) -> attention.Tiling:
+        return attention.TILINGS[DTYPE]
 
-    def settings(self) -> list[AttentionSetting]:
+    def settings(self) -> list[attention.Tiling]:
         return attention_settings(self.chosen(), is_window=self.heads.window > 0, is_decode=self.tokens == 1)
 
-    def variant(self, setting: AttentionSetting) -> Hashable:
-        has_long = self.rows * self.tokens * self.heads.num_heads // self.heads.num_kv_heads > setting.tiling.short_rows
+    def variant(self, setting: attention.Tiling) -> Hashable:
+        has_long = self.rows * self.tokens * self.heads.num_heads // self.heads.num_kv_heads > setting.short_rows
         places = max(16, 1 << (self.rows - 1).bit_length())
-        return "attention", self.heads, places, has_long, setting.tiling
+        return "attention", self.heads, places, has_long, setting
 
-    def order(self, setting: AttentionSetting) -> Hashable:
-        return tuple(getattr(setting.tiling, name) for name in ("block_n", *chunk_fields()))
+    def order(self, setting: attention.Tiling) -> Hashable:
+        return tuple(getattr(setting, name) for name in ("block_n", *chunk_fields()))
 
-    def label(self, setting: AttentionSetting) -> str:
+    def label(self, setting: attention.Tiling) -> str:
         now = self.chosen()
-        names = [field.name for field in fields(setting.tiling)]
-        changed = [
-            f"{name}={getattr(setting.tiling, name)}"
-            for name in names
-            if getattr(setting.tiling, name) != getattr(now.tiling, name)
-        ]
-        changed += [f"programs={setting.programs}"] if setting.programs != now.programs else []
+        names = [field.name for field in fields(setting)]
+        changed = [f"{name}={getattr(setting, name)}" for name in names if getattr(setting, name) != getattr(now, name)]
         return " ".join(changed) or "as it is"
 
     def work(self, part: str) -> tuple[float, float]:
@@ -342,9 +338,8 @@ class AttentionCase:
             1.0 / heads.head_dim,
         )
 
-    def run(self, operands: tuple[Any, ...], setting: AttentionSetting) -> Tensor:
-        with patch.object(attention, "PROGRAMS_PER_PROCESSOR", setting.programs):
-            return attention.attend(*operands, setting.tiling)
+    def run(self, operands: tuple[Any, ...], setting: attention.Tiling) -> Tensor:
+        return attention.attend(*operands, setting)
 
 
 def kernel_cases(config: InklingConfig, kinds: Iterable[str], *, smoke: bool = False) -> list[Case]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import torch
 
@@ -12,14 +12,6 @@ from samebit.kernels.triton import attention, experts, linear
 DTYPE = torch.bfloat16
 MOST_SHARED = 227 << 10
 """Bytes of shared memory that a program of a Hopper device can have."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionSetting:
-    """How attention is cut, and how many programs a multiprocessor has."""
-
-    tiling: attention.Tiling
-    programs: int
 
 
 def chunk_fields() -> list[str]:
@@ -43,46 +35,40 @@ def linear_tiles(rows: int) -> list[linear.Tile]:
     return [tile for tile in tiles if _fits(tile, tile.weights + tile.tokens, tile.weights * tile.tokens)]
 
 
-def expert_tiles(now: experts.Tile, mean_pairs: float) -> list[experts.Tile]:
-    """Tiles for experts of so many pairs on average; `now` says what is not varied."""
+def expert_tiles(mean_pairs: float) -> list[experts.Tile]:
+    """Tiles for experts of so many pairs on average."""
     if mean_pairs >= 64:
         grid = itertools.product((64, 128), (64, 128), [(1, 3), (1, 4)], (4, 8), (1, 2))
     else:
         tokens, rows = ((16,), (16, 32, 64, 128)) if mean_pairs < 8 else ((16, 32), (32, 64, 128))
         depths = [(1, 4), (2, 3), (2, 4), (4, 3)][: 4 if mean_pairs < 8 else 2]
         grid = itertools.product(tokens, rows, depths, (4, 8), (2, 4, 8))
-    tiles = [
-        replace(
-            now, tokens=t, inner=rows, hidden=rows, span=span, num_warps=warps, num_stages=stages, programs=programs
-        )
-        for t, rows, (span, stages), warps, programs in grid
-    ]
-    return [tile for tile in tiles if _fits(tile, 2 * tile.inner + tile.tokens, 2 * tile.inner * tile.tokens)]
+    tiles = [experts.Tile(t, rows, span, warps, stages, programs) for t, rows, (span, stages), warps, programs in grid]
+    return [tile for tile in tiles if _fits(tile, 2 * tile.rows + tile.tokens, 2 * tile.rows * tile.tokens)]
 
 
-def attention_settings(now: AttentionSetting, *, is_window: bool, is_decode: bool) -> list[AttentionSetting]:
+def attention_settings(now: attention.Tiling, *, is_window: bool, is_decode: bool) -> list[attention.Tiling]:
     """What is worth a try beside `now`: how keys are cut, and how it is compiled."""
-    names, tiling = chunk_fields(), now.tiling
-    chunk = "window_chunk" if is_window else "chunk"
-    # Tiles of long rows are launched for decoding too, where they find none: with long blocks they must be lower to fit.
-    longer = replace(tiling, block_n=128, long_block_m=min(32, tiling.long_block_m), long_stages=2)
     if is_decode:
-        grid = itertools.product((tiling, longer), (128, 256, 512), (2, 4), (2, 3, 5))
+        chunk = "window_chunk" if is_window else "chunk"
+        # Tiles of long rows are launched for decoding too, where they find none: with long blocks they must be lower to fit.
+        longer = replace(now, block_n=128, long_block_m=min(64, now.long_block_m), long_stages=2)
+        grid = itertools.product((now, longer), (128, 256, 512), (2, 4, 8), (2, 3, 5))
         tilings = [
             replace(base, short_warps=warps, short_stages=stages, **{chunk: keys})
             for base, keys, warps, stages in grid
             if base.block_n * stages in (192, 256, 320, 384)
         ]
-        tilings += [replace(tiling, short_warps=8), *(replace(tiling, split_above=shares) for shares in (0, 2))]
-    else:
-        grid = itertools.product((32, 64), (64, 128), (4, 8), (2, 3, 4))
-        tilings = [
-            replace(tiling, block_n=n, long_block_m=m, long_warps=warps, long_stages=stages)
-            for n, m, warps, stages in grid
-        ]
-        tilings.append(replace(tiling, **dict.fromkeys(names, 2048)))
-    found = [AttentionSetting(one, now.programs) for one in tilings]
-    return found + [AttentionSetting(tiling, programs) for programs in (1, 2, 8)]
+        tilings += [replace(now, split_above=shares) for shares in (0, 1, 2)]
+        return tilings + [replace(now, short_programs=programs) for programs in (1, 2, 4, 8)]
+    sizes = itertools.product((64, 128), (64, 128), (4, 8), (2, 3, 4))
+    tilings = [
+        replace(now, block_n=n, long_block_m=m, long_warps=warps, long_stages=stages)
+        for n, m, warps, stages in sizes
+        if m * n <= 2048 * warps  # or too many values a thread
+    ]
+    tilings.append(replace(now, **dict.fromkeys(chunk_fields(), 2048)))
+    return tilings + [replace(now, long_programs=programs) for programs in (1, 2, 4, 8)]
 
 
 def _fits(tile: linear.Tile | experts.Tile, rows: int, sums: int) -> bool:

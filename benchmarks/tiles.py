@@ -17,7 +17,6 @@ import os
 import statistics
 import time
 from collections.abc import Hashable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,6 @@ from benchmarks.kernel_times import (
     runs_and_copies,
 )
 from benchmarks.models import SHAPES
-from samebit.kernels.triton import experts
 from samebit.kernels.triton.launch import IS_INTERPRETED
 
 KINDS = ("experts", "linear", "attention")
@@ -132,7 +130,7 @@ def median_seconds(timer: Timer, recorded: list[Recorded], kernels: tuple[str, .
 
 
 def rows_of(found: Measured, rates: Rates) -> list[dict[str, Any]]:
-    """The record of a case, a part each; for experts also the fastest tile that both products could share."""
+    """The record of a case, a part each."""
     case, rows = found.case, []
     for part in case.parts:
         moved, operations = case.work(part)
@@ -159,23 +157,7 @@ def rows_of(found: Measured, rates: Rates) -> list[dict[str, Any]]:
                 "differing": found.differing,
             }
         )
-    if len(rows) > 1:
-        rows[-1]["one_tile_for_both"] = shared_tiles(found)[:FASTEST]
     return rows
-
-
-def shared_tiles(found: Measured) -> list[dict[str, Any]]:
-    """Tiles of experts that differ between the products in their rows only, with the time of both, the fastest first."""
-    best: dict[Hashable, dict[str, tuple[experts.Tile, float]]] = {}
-    for part, times in found.times_us.items():
-        for tile, time_us in times.items():
-            parts = best.setdefault(replace(tile, inner=0, hidden=0), {})
-            if part not in parts or time_us < parts[part][1]:
-                parts[part] = tile, time_us
-    pairs = [(parts["gate_up"], parts["down"]) for parts in best.values() if len(parts) == len(found.times_us)]
-    tiles = [(replace(gate_up, hidden=down.hidden), a + b) for (gate_up, a), (down, b) in pairs]
-    tiles.sort(key=lambda entry: entry[1])
-    return [{"setting": found.case.label(tile), "us": round(time_us, 2)} for tile, time_us in tiles]
 
 
 def line(row: dict[str, Any]) -> str:

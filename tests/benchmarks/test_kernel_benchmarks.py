@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ pytest.importorskip("triton")
 
 from benchmarks.driving import Answer
 from benchmarks.exactness_price import check, largest_difference, price_of
-from benchmarks.kernel_cases import ExpertsCase, LinearCase, kernel_cases, model_config, products
+from benchmarks.kernel_cases import LinearCase, kernel_cases, model_config, products
 from benchmarks.kernel_times import Rates, geometric_mean, record
 from benchmarks.tiles import KINDS, Measured, are_right, rows_of, settings_of
 from tests.random_checkpoint import write_checkpoint
@@ -106,16 +105,6 @@ def test_what_must_have_the_same_bits_is_told_from_what_may_differ():
 def test_what_a_kernel_does_not_write_is_seen():
     lazy = SimpleNamespace(module=SimpleNamespace(launch=None), run=lambda *_: torch.empty(3))
     assert record(lazy, (), None).result.isnan().all()
-
-
-def test_a_tile_for_both_products_of_experts_may_have_rows_for_each():
-    case = ExpertsCase(CONFIG, 8)
-    tile = case.chosen()
-    tall, other = replace(tile, inner=64, hidden=64), replace(tile, tokens=2 * tile.tokens)
-    found = Measured(case)
-    found.times_us = {"gate_up": {tile: 5.0, tall: 3.0, other: 1.0}, "down": {tile: 2.0, tall: 4.0}}
-    both = rows_of(found, Rates(1e12, 1e15))[-1]["one_tile_for_both"]
-    assert both == [{"setting": case.label(replace(tile, inner=64)), "us": 5.0}]
 
 
 def test_shares_are_of_what_the_device_gives():

@@ -12,7 +12,7 @@ from tests.kernels.cases import ints, normal
 
 NEAR_TIE = 1e-5  # scores closer than this may be ordered otherwise by another exponential
 BF16_ERROR = 2e-2  # of a row's largest value: two roundings of inputs of a sum, and one of the result
-EVERY_TILE = [(dtype, tile) for dtype, tiles in TILES.items() for _, tile in tiles]
+EVERY_TILE = [(dtype, tiles) for dtype, table in TILES.items() for _, tiles in table]
 
 
 def routing(tokens, num_experts, shared, top_k, seed):
@@ -123,7 +123,7 @@ def test_a_token_of_experts_does_not_know_its_company(device, activation):
 def test_a_tile_does_not_change_experts(device, monkeypatch, dtype, tile):
     case = Case(device, dtype, 20, 256, 64, routed=2, shared=1, top_k=1)
     expected = case()
-    monkeypatch.setattr(experts, "tile_of", lambda *_: tile)
+    monkeypatch.setattr(experts, "tiles_of", lambda *_: tile)
     assert torch.equal(case(), expected)
 
 

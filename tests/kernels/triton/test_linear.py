@@ -102,11 +102,13 @@ def test_no_rows_give_no_rows(device, activation):
     assert product(x[:0], weight).shape == (0, 64)
 
 
-def test_many_programs_are_made_of_few_tokens():
+def test_tiles_are_no_wider_than_few_tokens_and_large_where_they_are_many():
     for num_rows in (1, 8, 16, 17, 32):
         tile = linear.tile_of(num_rows, 2048, 2048, torch.bfloat16)
-        assert tile.tokens >= num_rows
-        assert 2048 // tile.weights >= linear.ENOUGH_PROGRAMS
+        assert num_rows <= tile.tokens < 2 * max(16, num_rows)
+    for num_rows in (64, 128):
+        tile = linear.tile_of(num_rows, 2048, 2048, torch.bfloat16)
+        assert 2048 // tile.weights * (num_rows // tile.tokens) >= linear.ENOUGH_PROGRAMS * (num_rows // 128)
     assert linear.tile_of(8192, 2048, 2048, torch.bfloat16) == TILES[torch.bfloat16][0]
 
 

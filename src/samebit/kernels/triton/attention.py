@@ -24,7 +24,6 @@ SHORT_BLOCK_M = 16
 """Query rows of a tile where a batch row has few."""
 NO_WINDOW = 2**30
 """Longer than any sequence."""
-PROGRAMS_PER_PROCESSOR = 4
 MERGES_PER_PROCESSOR = 16
 
 
@@ -36,19 +35,22 @@ class Tiling:
     Batch rows of at most ``short_rows`` query rows for each KV head have tiles of 16; of these, rows are split by chunks that have
     more than ``split_above`` times as many as fall to a program, while there are at most ``max_partials`` partial results of
     tiles, each of 16 * (head width + 2) floats. Others have tiles of ``long_block_m``, or less where a token has few query rows.
+    ``short_programs`` and ``long_programs`` are those of a multiprocessor. Found by benchmarks/tiles.py.
     """
 
     block_n: int = 64
-    chunk: int = 512
-    window_chunk: int = 128
+    chunk: int = 256
+    window_chunk: int = 256
     short_rows: int = 64
-    split_above: int = 1
+    split_above: int = 2
     max_partials: int = 4096
     long_block_m: int = 128
     short_warps: int = 4
-    short_stages: int = 5
+    short_stages: int = 3
+    short_programs: int = 4
     long_warps: int = 8
     long_stages: int = 3
+    long_programs: int = 8
 
     def chunk_of(self, window: int) -> int:
         """Keys of a chunk."""
@@ -277,7 +279,7 @@ def attend(
     group, d_rel = q.shape[1] // width // kv_heads, rel_proj.shape[0]
     out = torch.empty(num_tokens, q.shape[1], dtype=k_pages.dtype, device=q.device)
     block_d = max(16, triton.next_power_of_2(width))
-    chunk, programs = tiling.chunk_of(window), num_programs(q.device, PROGRAMS_PER_PROCESSOR)
+    chunk, programs = tiling.chunk_of(window), num_programs(q.device, tiling.short_programs)
     assert chunk % tiling.block_n == 0
     most_keys = min(table_width * page_size, window + tiling.short_rows if window else NO_WINDOW)
     most_chunks = triton.cdiv(most_keys, chunk) + bool(window) + bool(rows.block_tokens)
@@ -298,7 +300,7 @@ def attend(
         if is_long and d_rel:
             block_m = min(block_m, most_rows(group, tiling.block_n))
         launch(
-            attend_kernel, (programs,), q, rel, rel_proj, tau, rows.own_k, rows.own_v, k_pages, v_pages, rows.query_start,
+            attend_kernel, (num_programs(q.device, tiling.long_programs) if is_long else programs,), q, rel, rel_proj, tau, rows.own_k, rows.own_v, k_pages, v_pages, rows.query_start,
             rows.row_start, rows.row_slots, rows.page_table, out, partial_sums, partial_scales, num_rows, num_tokens,
             table_width, window or NO_WINDOW, 0 if is_long else capacity, programs,
             SCALE=scale, IS_CAUSAL=rows.is_causal, D_REL=d_rel, EXTENT=rel_proj.shape[1], Q_STRIDE=q.stride(0), REL_STRIDE=rel.stride(0),

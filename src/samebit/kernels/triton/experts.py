@@ -6,6 +6,7 @@ their order. Knows nothing of layers.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -23,36 +24,42 @@ COMBINE_BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Tokens, rows of the gate (and as many of up) and rows of down of a tile; ``programs`` are those of a multiprocessor."""
+    """Tokens and weight rows (of gate: as many of up come with them) of a tile; ``programs`` are those of a multiprocessor."""
 
     tokens: int
-    inner: int
-    hidden: int
+    rows: int
     span: int
     num_warps: int
     num_stages: int
     programs: int
 
 
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Of both products."""
+
+    gate_up: Tile
+    down: Tile
+
+
 TILES = {
     torch.bfloat16: (
-        (128, Tile(128, 128, 128, 1, 8, 3, 1)),
-        (32, Tile(64, 64, 64, 1, 4, 4, 2)),
-        (16, Tile(32, 32, 64, 2, 4, 3, 3)),
-        (1, Tile(16, 32, 32, 2, 4, 4, 3)),
-        (0, Tile(16, 16, 16, 4, 4, 3, 3)),
+        (64, Tiles(Tile(128, 64, 1, 4, 3, 2), Tile(128, 128, 1, 8, 4, 1))),
+        (32, Tiles(Tile(64, 64, 1, 4, 4, 2), Tile(64, 64, 1, 4, 4, 2))),
+        (8, Tiles(Tile(16, 64, 2, 4, 3, 4), Tile(32, 64, 1, 4, 4, 8))),
+        (0, Tiles(Tile(16, 64, 2, 4, 3, 4), Tile(16, 64, 1, 4, 4, 8))),
     ),
     torch.float32: (
-        (32, Tile(32, 32, 64, 1, 4, 2, 2)),
-        (0, Tile(16, 16, 32, 1, 4, 3, 4)),
+        (32, Tiles(Tile(32, 32, 1, 4, 2, 2), Tile(32, 64, 1, 4, 2, 2))),
+        (0, Tiles(Tile(16, 16, 1, 4, 3, 4), Tile(16, 32, 1, 4, 3, 4))),
     ),
 }
-"""By activation dtype and the mean number of pairs of an expert from which on a tile is used."""
+"""By activation dtype and the mean number of pairs of an expert from which on they are used; found by benchmarks/tiles.py."""
 
 
-def tile_of(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
-    """The tile for so many pairs; its shape changes no bits."""
-    return next(tile for least, tile in TILES[dtype] if num_pairs >= least * num_experts)
+def tiles_of(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tiles:
+    """The tiles for so many pairs; their shapes change no bits."""
+    return next(tiles for least, tiles in TILES[dtype] if num_pairs >= least * num_experts)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -286,7 +293,7 @@ def moe(
     assert expert_ids.is_contiguous(), expert_ids.stride()
     assert weights.is_contiguous(), weights.stride()
     num_pairs = num_rows * num_slots
-    tile = tile_of(num_pairs, num_experts, x.dtype)
+    tiles = tiles_of(num_pairs, num_experts, x.dtype)
     pairs, bounds, hidden, slots, out = (
         torch.empty(shape, dtype=dtype, device=x.device)
         for shape, dtype in (
@@ -297,12 +304,20 @@ def moe(
             ((num_rows, width), x.dtype),
         )
     )
-    # Every expert that has pairs fills all its tiles but one.
-    most_tiles = min(num_pairs, triton.cdiv(num_pairs, tile.tokens) + num_experts)
-    programs = num_programs(x.device, tile.programs)
-    experts = {"EXPERTS": num_experts, "WIDTH": triton.next_power_of_2(num_experts), "BLOCK_T": tile.tokens}
+    experts = {"EXPERTS": num_experts, "WIDTH": triton.next_power_of_2(num_experts)}
     dot = {"BLOCK_K": BLOCK_K[x.dtype], "DOT": dot_dtype(x.dtype)}
-    compiled = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+
+    def programs(tile: Tile, num_out: int) -> tuple[int]:
+        # Every expert that has pairs fills all its tiles but one.
+        most_tiles = min(num_pairs, triton.cdiv(num_pairs, tile.tokens) + num_experts)
+        return (min(num_programs(x.device, tile.programs), most_tiles * triton.cdiv(num_out, tile.rows)),)
+
+    def compiled(tile: Tile, num_in: int) -> dict[str, Any]:
+        return {
+            "BLOCK_T": tile.tokens, "SPAN": whole_span(tile.span, num_in, x.dtype), "EVEN_K": num_in % BLOCK_K[x.dtype] == 0,
+            "num_warps": tile.num_warps, "num_stages": tile.num_stages, **experts, **dot,
+        }  # fmt: skip
+
     block, scan_warps = SCAN[num_pairs > SCAN[0][0]]
     launch(
         group_kernel,
@@ -310,18 +325,14 @@ def moe(
         expert_ids, num_tokens, pairs, bounds, SLOTS=num_slots, BLOCK=block, num_warps=scan_warps,
     )  # fmt: skip
     launch(
-        gate_up_kernel,
-        (min(programs, most_tiles * triton.cdiv(intermediate, tile.inner)),),
+        gate_up_kernel, programs(tiles.gate_up, intermediate),
         x, w13, pairs, bounds, hidden, x.stride(0), intermediate, width,
-        SLOTS=num_slots, BLOCK_I=tile.inner, SPAN=whole_span(tile.span, width, x.dtype),
-        EVEN_K=width % BLOCK_K[x.dtype] == 0, **experts, **dot, **compiled,
+        SLOTS=num_slots, BLOCK_I=tiles.gate_up.rows, **compiled(tiles.gate_up, width),
     )  # fmt: skip
     launch(
-        down_kernel,
-        (min(programs, most_tiles * triton.cdiv(width, tile.hidden)),),
+        down_kernel, programs(tiles.down, width),
         hidden, w2, pairs, bounds, slots, width, intermediate,
-        BLOCK_H=tile.hidden, SPAN=whole_span(tile.span, intermediate, x.dtype),
-        EVEN_K=intermediate % BLOCK_K[x.dtype] == 0, **experts, **dot, **compiled,
+        BLOCK_H=tiles.down.rows, **compiled(tiles.down, intermediate),
     )  # fmt: skip
     launch(
         combine_kernel,

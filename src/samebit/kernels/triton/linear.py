@@ -20,8 +20,8 @@ from samebit.kernels.triton.launch import dot_dtype, launch
 
 BLOCK_K = {torch.bfloat16: 64, torch.float32: 32}
 """Length of a step along K, by activation dtype: the grain of every sum."""
-ENOUGH_PROGRAMS = 128
-"""About as many programs as a large device has multiprocessors."""
+ENOUGH_PROGRAMS = 100
+"""Programs that keep most multiprocessors of a large device busy."""
 GROUP = 8
 """Weight tiles that programs next to each other walk for all tokens, so that both operands are found in L2."""
 
@@ -40,16 +40,14 @@ class Tile:
 TILES = {
     torch.bfloat16: (
         Tile(128, 256, 1, 8, 3),
-        Tile(128, 128, 1, 8, 4),
+        Tile(128, 128, 1, 8, 3),
         Tile(64, 128, 1, 4, 4),
-        Tile(64, 64, 1, 4, 4),
+        Tile(64, 64, 2, 4, 3),
         Tile(32, 64, 2, 4, 4),
         Tile(64, 32, 2, 4, 4),
-        Tile(32, 32, 2, 4, 4),
-        Tile(16, 32, 4, 4, 3),
+        Tile(64, 32, 4, 4, 4),
         Tile(64, 16, 2, 4, 4),
-        Tile(32, 16, 4, 4, 3),
-        Tile(16, 16, 4, 4, 4),
+        Tile(64, 16, 4, 4, 4),
     ),
     torch.float32: (
         Tile(64, 64, 1, 8, 3),
@@ -60,7 +58,7 @@ TILES = {
         Tile(16, 16, 1, 4, 3),
     ),
 }
-"""By activation dtype, the largest first."""
+"""By activation dtype, the largest first, and for equally many the one that loads less ahead; found by benchmarks/tiles.py."""
 
 
 def tile_of(num_rows: int, num_out: int, num_in: int, dtype: torch.dtype) -> Tile:
