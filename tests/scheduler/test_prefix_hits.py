@@ -50,6 +50,17 @@ def test_the_next_turn_hits_the_page_floor_of_the_answered_state(length, tail, c
     assert third.num_cached_tokens == page_floor(len(with_answer(turn)) - 1)
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("length", [5, 13, 16, 29])
+def test_a_next_turn_that_comes_with_the_last_token_of_the_answer_waits_for_its_state(length, runs_ahead):
+    world = World(runs_ahead=runs_ahead)
+    first = world.add(tokens(length), max_tokens=7)
+    while world.live:
+        world.step()
+    turn = world.ask(with_answer(first) + tokens(5, seed=1))
+    assert turn.num_cached_tokens == page_floor(length + 7 - 1)
+
+
 @pytest.mark.parametrize("length", [13, 16, 17, 20, 29])
 def test_a_repeated_prompt_with_a_new_tail_hits_at_the_last_boundary(length):
     world = World()

@@ -125,24 +125,31 @@ def match_limit(sequence: Sequence) -> int:
     return 0 if sequence.is_cold or sequence.request.is_shadow else limit
 
 
-def promised_boundary(leader: Sequence, follower: Sequence, limit: int, interval: int) -> int:
-    """The deepest boundary within `limit` that running `leader` has yet to publish and `follower` could resume from; or 0."""
-    assert leader.state is not None, "a running sequence has state"
+def promised_boundary(leader: Sequence, follower: Sequence, limit: int, config: EngineConfig) -> int:
+    """The deepest boundary within `limit` that `leader` has yet to publish and `follower` could resume from; or 0.
+
+    A leader that runs publishes its prompt; one that has ended, all that it has.
+    """
+    assert leader.state is not None, "who runs or is published has state"
     length = leader.state.length
+    if leader.status is Status.PUBLISHING:
+        floor = publishable_boundary(leader.state, config.page_size) or 0
+        return floor if _shared_length(leader.token_ids, follower.token_ids, limit) >= floor else 0
     if length >= leader.prompt_end or leader.token_ids[0] != follower.token_ids[0]:
         return 0
     shared = _shared_length(leader.token_ids, follower.token_ids, limit)
+    interval = config.checkpoint_interval
     promised = max(shared // interval * interval, leader.prompt_end if leader.prompt_end <= shared else 0)
     return promised if promised > length else 0
 
 
-def awaits_prefix(follower: Sequence, running: Iterable[Sequence], manager: StateManager, interval: int) -> bool:
-    """Whether a running sequence is about to publish more of `follower`'s tokens than the cache holds now."""
+def awaits_prefix(follower: Sequence, others: Iterable[Sequence], manager: StateManager, config: EngineConfig) -> bool:
+    """Whether one of `others`, which run or are being published, is about to publish more of `follower`'s tokens than the cache holds now."""
     if not manager.enable_caching:
         return False
     limit, salt = match_limit(follower), follower.request.cache_salt
-    leaders = [sequence for sequence in running if sequence.request.cache_salt == salt]
-    best = max((promised_boundary(leader, follower, limit, interval) for leader in leaders), default=0)
+    leaders = [sequence for sequence in others if sequence.request.cache_salt == salt]
+    best = max((promised_boundary(leader, follower, limit, config) for leader in leaders), default=0)
     return best > 0 and best > manager.match_length(salt, follower.token_ids, limit)
 
 

@@ -196,7 +196,7 @@ class Scheduler:
                 num_tokens += row.num_tokens
         for sequence in list(self._waiting):
             room = self._room(len(planned), num_tokens)
-            if room and awaits_prefix(sequence, self._running, self._manager, self._config.checkpoint_interval):
+            if room and awaits_prefix(sequence, [*self._running, *self._publishing], self._manager, self._config):
                 continue
             row = self._admitted_row(sequence, room) if room else None
             if row is None:
