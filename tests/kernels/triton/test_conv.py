@@ -19,6 +19,7 @@ from samebit.kernels.values import ConvIndex
 from tests.kernels.cases import SINK, ints, longs, normal, ring_index, tag
 
 TAPS, RING, HISTORY = 4, 9, 3
+TILES = (conv.Tile(16, 2, 1, 64), conv.Tile(128, 16, 1, 128), conv.Tile(512, 1, 8, 64))
 
 
 def kept(x, dtype):
@@ -70,6 +71,12 @@ def twin(x, taps, values, tags, ix, residual=None):
     if taps is None:
         return torch_set.shift(x, values, tags, *index, 1)
     return torch_set.short_conv(x, taps, values, tags, *index, residual, 1)
+
+
+def use_tile(patch, tile):
+    """Have steps run in this tile; in the one that is chosen for them if None."""
+    if tile is not None:
+        patch.setattr(conv, "tile_of", lambda *_: tile)
 
 
 def random_step(rng, max_count=2 * RING, num_rows=None):
@@ -127,8 +134,11 @@ def random_step(rng, max_count=2 * RING, num_rows=None):
     has_residual=st.booleans(),
     is_shift=st.booleans(),
     is_wide=st.booleans(),
+    tile=st.sampled_from([None, *TILES]),
 )
-def test_outputs_rows_and_tags_are_those_of_the_twin(device, seed, channels, has_residual, is_shift, is_wide):
+def test_outputs_rows_and_tags_are_those_of_the_twin_in_any_tile(
+    device, seed, channels, has_residual, is_shift, is_wide, tile
+):
     dtype = (torch.float32, torch.bfloat16)[seed % 2]
     ix, sources, num_rows = random_step(random.Random(seed))
     live, tokens = int(ix.query_start[-1]), ix.write_rows.shape[0]
@@ -140,7 +150,8 @@ def test_outputs_rows_and_tags_are_those_of_the_twin(device, seed, channels, has
     values[read] = kept(normal(4, len(read), channels), torch.bfloat16)
     taps, residual = None if is_shift else taps, residual if has_residual and not is_shift else None
     expected, expected_tags = values.clone(), tags.clone()
-    with programs_in_order(seed):
+    with pytest.MonkeyPatch.context() as patch, programs_in_order(seed):
+        use_tile(patch, tile)
         y = run(device, dtype, x, taps, values, tags, ix, residual)
     wanted = twin(kept(x.float(), dtype), taps, expected, expected_tags, ix, residual)
     assert y.dtype is (dtype if residual is None else torch.float32)
@@ -156,7 +167,7 @@ def test_more_rows_entries_and_tokens_than_are_searched_at_once(device, monkeypa
     monkeypatch.setattr(conv, "ROW_BLOCK", 4)
     ix, sources, num_rows = random_step(random.Random(5), 40, 9)
     assert ix.entry_sources.numel() > 2 * 8
-    assert int(ix.query_start.diff().max()) > conv.BLOCK_T + 2 * 8
+    assert int(ix.query_start.diff().max()) > conv.MANY.tokens + 2 * 8
     x, taps = normal(1, ix.write_rows.shape[0], 5), None if is_shift else normal(2, TAPS, 5)
     values, tags = pool(5, num_rows)
     values[sorted(sources - {0})] = normal(4, len(sources - {0}), 5)
@@ -193,6 +204,46 @@ def test_what_a_row_overwrites_is_first_used_whatever_program_runs_first(device,
     assert torch.equal(values[20:26], inputs[[0, 1, 2, 1, 2, 3]])
     assert tags[20:26].tolist() == [901] * 3 + [902] * 3
     assert torch.equal(values[own.write_rows], x)
+
+
+def step_of(counts, padding=0):
+    """A step of new rows with so many tokens each, and its pool."""
+    parts = [ring_index(torch.arange(2, 2 + RING) + RING * i, 0, count, TAPS) for i, count in enumerate(counts)]
+    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in ConvIndex.__slots__}
+    joined["query_start"] = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
+    joined["write_rows"] = torch.cat([joined["write_rows"], ints(*[SINK] * padding)])
+    joined["write_tags"] = torch.cat([joined["write_tags"], longs(*[0] * padding)])
+    return ConvIndex(**joined), *pool(5, 2 + RING * len(counts))
+
+
+@pytest.mark.parametrize("tile", [None, *TILES], ids=str)
+@pytest.mark.parametrize("padding", [0, 5])
+def test_the_one_long_row_among_many_short_ones_and_padding_are_found(device, monkeypatch, tile, padding):
+    use_tile(monkeypatch, tile)
+    counts = [1, 1, 8, 0, 1, 3, 1]
+    assert sum(counts) + padding <= HISTORY * len(counts)
+    ix, values, tags = step_of(counts, padding)
+    x, taps = normal(1, sum(counts) + padding, 5), normal(2, TAPS, 5)
+    expected, expected_tags = values.clone(), tags.clone()
+    y = run(device, torch.float32, x, taps, values, tags, ix)
+    assert torch.equal(y, twin(x, taps, expected, expected_tags, ix))
+    assert torch.equal(y[sum(counts) :], torch.zeros(padding, 5))
+
+
+@pytest.mark.skipif(not IS_INTERPRETED, reason="programs are watched in the interpreter")
+@pytest.mark.parametrize(("counts", "num_busy"), [([1] * 9, 0), ([1] * 5 + [4] + [1] * 3, 1)])
+def test_in_a_decode_step_only_programs_with_something_to_store_load_inputs(device, monkeypatch, counts, num_busy):
+    ix, values, tags = step_of(counts)
+    busy, convolve = [], conv.convolve_later_tokens
+    monkeypatch.setattr(conv, "convolve_later_tokens", lambda *args, **named: busy.append(convolve(*args, **named)))
+    run(device, torch.float32, normal(1, sum(counts), 5), normal(2, TAPS, 5), values, tags, ix)
+    assert len(busy) == num_busy
+
+
+def test_the_tile_is_a_function_of_sizes_and_no_wider_than_the_channels():
+    assert conv.tile_of(128, 128, 2048) == conv.tile_of(1, 1, 2048) == conv.FEW
+    assert conv.tile_of(8192, 8, 2048) == conv.tile_of(20, 1, 2048) == conv.MANY
+    assert [conv.tile_of(1, 1, channels).channels for channels in (1, 63, 200, 300)] == [1, 64, 256, 256]
 
 
 def test_a_step_is_one_launch(device):

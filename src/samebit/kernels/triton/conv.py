@@ -10,7 +10,10 @@ published snapshot, or in the ring of a row without tokens), and copied by some 
 may both copy a source, the same bits to the same place.
 
 A program that works on a batch row knows it by its number. So it asks for all addresses at once, then for all rows.
+Tiles are a plain function of static sizes; each output is one program's sum, in the same order whatever the tile.
 """
+
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -22,13 +25,34 @@ from samebit.kernels.triton.index import ROW_BLOCK
 from samebit.kernels.triton.launch import launch
 
 SINK_ROW = tl.constexpr(values.SINK_ROW)
-BLOCK_T, BLOCK_C, SCAN = 8, 256, 512
-"""Tokens and channels of a program; tokens or sources of entries that are searched at once for what is to be kept."""
+SCAN = 512
+"""Tokens or sources of entries that are searched at once for what is to be kept."""
 # Parts of buffers that differ from bucket to bucket: where they lie and how many there are compiles nothing anew.
 _INDEX = [
     "row_tags", "query_start", "read_rows", "read_tags", "store_rows", "store_tags", "write_rows", "write_tags",
     "entry_sources", "entry_source_tags", "entry_dest", "entry_tag", "num_tokens", "num_rows", "num_entries",
 ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Channels and tokens of a program, and how it is compiled: its warps, and the most registers of a thread."""
+
+    channels: int
+    tokens: int
+    num_warps: int
+    registers: int
+
+
+FEW, MANY = Tile(256, 4, 4, 64), Tile(256, 8, 4, 96)
+"""For steps of few tokens a row, and for others. A Hopper multiprocessor holds 8 programs of the first, so 132 hold 128 rows of 2048
+channels at once. With fewer registers to a thread, either spills some."""
+
+
+def tile_of(num_tokens: int, num_rows: int, channels: int) -> Tile:
+    """The tile of a step of so many tokens and batch rows; narrower where there are few channels."""
+    tile = FEW if num_tokens <= FEW.tokens * num_rows else MANY
+    return replace(tile, channels=min(tile.channels, triton.next_power_of_2(channels)))
 
 
 @triton.jit
@@ -88,6 +112,17 @@ def output(
 
 
 @triton.jit
+def places(token, query_start, num_rows, TAPS: tl.constexpr, ROW_BLOCK: tl.constexpr):
+    """Which of ``token`` [N] are padding, and which have all their inputs in the step."""
+    end, start = tl.load(query_start + num_rows), tl.zeros_like(token)
+    for first in range(0, num_rows, ROW_BLOCK):
+        row = first + tl.arange(0, ROW_BLOCK)
+        place = tl.load(query_start + row, mask=row < num_rows, other=0)[None, :]
+        start = tl.maximum(start, tl.max(tl.where(place <= token[:, None], place, 0), axis=1))
+    return token >= end, token - start >= TAPS - 1
+
+
+@triton.jit
 def convolve_later_tokens(
     x, taps, query_start, residual, out, first_token, channel, num_tokens, num_rows, x_stride, residual_stride,
     KEPT: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr, IS_SHIFT: tl.constexpr,
@@ -103,16 +138,10 @@ def convolve_later_tokens(
         source = column + (tap - TAPS + 1)
         window += (step_inputs(x, source, channel, there & (source >= 0) & is_channel, x_stride, KEPT),)
     extra = load_residual(residual, column, channel, there & is_channel, residual_stride, HAS_RESIDUAL)
-    end, start = tl.load(query_start + num_rows), tl.zeros_like(token)
-    for first in range(0, num_rows, ROW_BLOCK):
-        row = first + tl.arange(0, ROW_BLOCK)
-        place = tl.load(query_start + row, mask=row < num_rows, other=0)[None, :]
-        start = tl.maximum(start, tl.max(tl.where(place <= column, place, 0), axis=1))
-    is_padding = (token >= end)[:, None]
-    is_later = (token - start >= TAPS - 1)[:, None]
-    y = output(window, weights, extra, 0, TAPS, IS_SHIFT, HAS_RESIDUAL)
+    is_padding, is_later = places(token, query_start, num_rows, TAPS, ROW_BLOCK)
+    y = tl.where(is_padding[:, None], 0.0, output(window, weights, extra, 0, TAPS, IS_SHIFT, HAS_RESIDUAL))
     at = out + column.to(tl.int64) * CHANNELS + channel
-    tl.store(at, tl.where(is_padding, 0.0, y), mask=there & (is_padding | is_later) & is_channel)
+    tl.store(at, y, mask=there & (is_padding | is_later)[:, None] & is_channel)
 
 
 @triton.jit
@@ -293,10 +322,10 @@ def convolve_kernel(
     x, taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
     entry_sources, entry_source_tags, entry_dest, entry_tag, residual, out, num_tokens, num_rows, num_entries,
     x_stride, residual_stride,
-    TAPS: tl.constexpr, CHANNELS: tl.constexpr, IS_SHIFT: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    TAPS: tl.constexpr, CHANNELS: tl.constexpr, IS_SHIFT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, IS_SPARSE: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_H: tl.constexpr, SCAN: tl.constexpr, ROW_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program for each batch row, then one for each BLOCK_T tokens."""
+    """A program for each batch row, then one for each BLOCK_T tokens, most of which find nothing to do if IS_SPARSE."""
     program = tl.program_id(0)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     if program < num_rows:
@@ -307,11 +336,16 @@ def convolve_kernel(
             TAPS, CHANNELS, IS_SHIFT, HAS_RESIDUAL, BLOCK_T, BLOCK_H, SCAN, ROW_BLOCK,
         )  # fmt: skip
     else:
-        convolve_later_tokens(
-            x, taps, query_start, residual, out, (program - num_rows) * BLOCK_T, channels[None, :], num_tokens,
-            num_rows, x_stride, residual_stride, rows.dtype.element_ty, TAPS, CHANNELS, IS_SHIFT, HAS_RESIDUAL, BLOCK_T,
-            ROW_BLOCK,
-        )  # fmt: skip
+        first_token, has_work = (program - num_rows) * BLOCK_T, True
+        if IS_SPARSE:
+            token = first_token + tl.arange(0, BLOCK_T)
+            is_padding, is_later = places(token, query_start, num_rows, TAPS, ROW_BLOCK)
+            has_work = tl.max(((is_padding | is_later) & (token < num_tokens)).to(tl.int32), axis=0) > 0
+        if has_work:
+            convolve_later_tokens(
+                x, taps, query_start, residual, out, first_token, channels[None, :], num_tokens, num_rows, x_stride,
+                residual_stride, rows.dtype.element_ty, TAPS, CHANNELS, IS_SHIFT, HAS_RESIDUAL, BLOCK_T, ROW_BLOCK,
+            )  # fmt: skip
 
 
 def _run(
@@ -327,38 +361,25 @@ def _run(
     )
     extra = x if residual is None else residual
     assert extra.stride(1) == 1, extra.stride()
-    block_c = min(BLOCK_C, triton.next_power_of_2(channels))
+    tile = tile_of(tokens, num_rows, channels)
     launch(
         convolve_kernel,
-        (num_rows + triton.cdiv(tokens, BLOCK_T), triton.cdiv(channels, block_c)),
+        (num_rows + triton.cdiv(tokens, tile.tokens), triton.cdiv(channels, tile.channels)),
         x, x if taps is None else taps, rows, row_tags, *index, extra, out, tokens, num_rows, entry_tag.shape[0],
         x.stride(0), extra.stride(0),
-        TAPS=history + 1, CHANNELS=channels, IS_SHIFT=taps is None, HAS_RESIDUAL=residual is not None, BLOCK_T=BLOCK_T,
-        BLOCK_C=block_c, BLOCK_H=triton.next_power_of_2(history), SCAN=SCAN, ROW_BLOCK=ROW_BLOCK,
-        enable_fp_fusion=False,
+        TAPS=history + 1, CHANNELS=channels, IS_SHIFT=taps is None, HAS_RESIDUAL=residual is not None,
+        IS_SPARSE=tokens <= history * num_rows, BLOCK_T=tile.tokens, BLOCK_C=tile.channels,
+        BLOCK_H=triton.next_power_of_2(history), SCAN=SCAN, ROW_BLOCK=ROW_BLOCK,
+        num_warps=tile.num_warps, maxnreg=tile.registers, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
 
 def short_conv(
-    x: Tensor,
-    taps: Tensor,
-    rows: Tensor,
-    row_tags: Tensor,
-    query_start: Tensor,
-    read_rows: Tensor,
-    read_tags: Tensor,
-    store_rows: Tensor,
-    store_tags: Tensor,
-    write_rows: Tensor,
-    write_tags: Tensor,
-    entry_sources: Tensor,
-    entry_source_tags: Tensor,
-    entry_dest: Tensor,
-    entry_tag: Tensor,
-    residual: Tensor | None,
-    threads: int,
-) -> Tensor:
+    x: Tensor, taps: Tensor, rows: Tensor, row_tags: Tensor, query_start: Tensor, read_rows: Tensor, read_tags: Tensor,
+    store_rows: Tensor, store_tags: Tensor, write_rows: Tensor, write_tags: Tensor, entry_sources: Tensor,
+    entry_source_tags: Tensor, entry_dest: Tensor, entry_tag: Tensor, residual: Tensor | None, threads: int,
+) -> Tensor:  # fmt: skip
     """As ``torch_set.short_conv``, on ``x`` [T, C] as ``rows`` hold it; fp32 with a residual, else like ``rows``."""
     return _run(
         x, taps, rows, row_tags, residual, query_start, read_rows, read_tags, store_rows, store_tags, write_rows,
@@ -367,22 +388,10 @@ def short_conv(
 
 
 def shift(
-    x: Tensor,
-    rows: Tensor,
-    row_tags: Tensor,
-    query_start: Tensor,
-    read_rows: Tensor,
-    read_tags: Tensor,
-    store_rows: Tensor,
-    store_tags: Tensor,
-    write_rows: Tensor,
-    write_tags: Tensor,
-    entry_sources: Tensor,
-    entry_source_tags: Tensor,
-    entry_dest: Tensor,
-    entry_tag: Tensor,
-    threads: int,
-) -> Tensor:
+    x: Tensor, rows: Tensor, row_tags: Tensor, query_start: Tensor, read_rows: Tensor, read_tags: Tensor,
+    store_rows: Tensor, store_tags: Tensor, write_rows: Tensor, write_tags: Tensor, entry_sources: Tensor,
+    entry_source_tags: Tensor, entry_dest: Tensor, entry_tag: Tensor, threads: int,
+) -> Tensor:  # fmt: skip
     """y[t] = x[t - 1] in the dtype of ``rows``."""
     return _run(
         x, None, rows, row_tags, None, query_start, read_rows, read_tags, store_rows, store_tags, write_rows,
