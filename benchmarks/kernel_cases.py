@@ -16,6 +16,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from benchmarks.kernel_conv import conv_cases
 from benchmarks.kernel_settings import (
     DTYPE,
     attention_settings,
@@ -343,7 +344,7 @@ class AttentionCase:
 
 
 def kernel_cases(config: InklingConfig, kinds: Iterable[str], *, smoke: bool = False) -> list[Case]:
-    """All cases of these kinds (linear, experts, attention): what a step of few tokens waits for comes first."""
+    """All cases of these kinds (linear, experts, attention, conv): what a step of few tokens waits for comes first."""
     window, full = heads_of(config, window=True), heads_of(config, window=False)
     decode, prefill = ((1, 32, 128, 8), (8192, 2048)) if not smoke else ((1,), (20,))
     start, longest = (543, 2560) if not smoke else (37, 64)
@@ -356,6 +357,8 @@ def kernel_cases(config: InklingConfig, kinds: Iterable[str], *, smoke: bool = F
             cases += [LinearCase(product, rows) for product in products(config) if few or product.name != "head"]
         if "attention" in kinds:
             cases += attention_cases((window, full), config.rel_extent, rows, rows in decode, start, longest)
+        if "conv" in kinds:
+            cases += conv_cases(config.hidden_size, (window, full), rows, rows in decode, start)
     return cases
 
 

@@ -1,4 +1,4 @@
-"""Settings of kernels that are worth a try: tiles of products and of experts, and how attention is cut. Knows no operands."""
+"""Settings of kernels that are worth a try: tiles of products, experts and convolutions, and how attention is cut. Knows no operands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import torch
 
-from samebit.kernels.triton import attention, experts, linear
+from samebit.kernels.triton import attention, conv, experts, linear
 
 DTYPE = torch.bfloat16
 MOST_SHARED = 227 << 10
@@ -45,6 +45,18 @@ def expert_tiles(mean_pairs: float) -> list[experts.Tile]:
         grid = itertools.product(tokens, rows, depths, (4, 8), (2, 4, 8))
     tiles = [experts.Tile(t, rows, span, warps, stages, programs) for t, rows, (span, stages), warps, programs in grid]
     return [tile for tile in tiles if _fits(tile, 2 * tile.rows + tile.tokens, 2 * tile.rows * tile.tokens)]
+
+
+def conv_tiles() -> list[conv.Tile]:
+    """Tiles of convolutions: with all registers that they want, and such that 1024 threads fit in a multiprocessor."""
+    tiles = []
+    for channels, warps, tokens in itertools.product((128, 256, 512, 1024), (1, 2, 4, 8), (4, 8, 16)):
+        width = channels // (32 * warps)  # of a thread
+        if width <= 4 and tokens <= 8:
+            tiles.append(conv.Tile(channels, tokens, warps, 64))
+        if width <= 8:
+            tiles.append(conv.Tile(channels, tokens, warps, 255))
+    return tiles
 
 
 def attention_settings(now: attention.Tiling, *, is_window: bool, is_decode: bool) -> list[attention.Tiling]:

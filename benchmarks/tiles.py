@@ -1,4 +1,4 @@
-"""Which launch configurations are fastest on a device, for the products, experts and attention of a model.
+"""Which launch configurations are fastest on a device, for the products, experts, attention and convolutions of a model.
 
     python -m benchmarks.tiles --seconds 200 --output tiles.json
     TRITON_INTERPRET=1 python -m benchmarks.tiles --smoke
@@ -38,7 +38,7 @@ from benchmarks.kernel_times import (
 from benchmarks.models import SHAPES
 from samebit.kernels.triton.launch import IS_INTERPRETED
 
-KINDS = ("experts", "linear", "attention")
+KINDS = ("experts", "linear", "attention", "conv")
 FASTEST = 5
 ROUNDS = 5
 NEAR = 0.03

@@ -15,8 +15,11 @@ pytest.importorskip("triton")
 from benchmarks.driving import Answer
 from benchmarks.exactness_price import check, largest_difference, price_of
 from benchmarks.kernel_cases import LinearCase, kernel_cases, model_config, products
+from benchmarks.kernel_conv import ConvCase
 from benchmarks.kernel_times import Rates, geometric_mean, record
 from benchmarks.tiles import KINDS, Measured, are_right, rows_of, settings_of
+from samebit.kernels import torch_set
+from samebit.kernels.triton import conv
 from tests.random_checkpoint import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -33,10 +36,10 @@ def interpreted(*arguments):
 
 def test_tiles_are_timed_compared_and_stored(tmp_path):
     stored = tmp_path / "tiles.json"
-    printed = interpreted("benchmarks.tiles", "--smoke", "--only", "experts,linear", "--output", stored)
+    printed = interpreted("benchmarks.tiles", "--smoke", "--only", "experts,linear,conv", "--output", stored)
     found = json.loads(stored.read_text())
     assert found["errors"] == {}
-    assert {row["kernel"] for row in found["rows"]} > {"experts gate_up", "experts down", "linear router"}
+    assert {row["kernel"] for row in found["rows"]} > {"experts gate_up", "experts down", "linear router", "conv 32"}
     for row in found["rows"]:
         assert (row["differing"], row["failed"], row["is_complete"]) == ([], {}, True)
         assert row["tried"] == 2
@@ -105,6 +108,29 @@ def test_what_must_have_the_same_bits_is_told_from_what_may_differ():
 def test_what_a_kernel_does_not_write_is_seen():
     lazy = SimpleNamespace(module=SimpleNamespace(launch=None), run=lambda *_: torch.empty(3))
     assert record(lazy, (), None).result.isnan().all()
+
+
+@pytest.mark.parametrize(("rows", "start", "tokens"), [(3, 543, 1), (2, 0, 2), (2, 0, 25)])
+def test_a_step_of_a_convolution_writes_all_that_is_compared_and_nothing_that_it_reads(
+    monkeypatch, rows, start, tokens
+):
+    monkeypatch.setattr(conv, "short_conv", torch_set.short_conv)
+    case = ConvCase(48, 80, has_residual=tokens > 1, rows=rows, start=start, tokens=tokens)
+    x, taps, pool, *others = case.operands(torch.device("cpu"))
+    operands = x.float(), taps.float(), pool.float(), *others
+    first, second = case.run(operands, case.chosen()), case.run(operands, case.chosen())
+    assert not first.isnan().any()
+    assert torch.equal(first, second)
+
+
+def test_a_convolution_is_compiled_for_shapes_alone(monkeypatch):
+    launched = []
+    monkeypatch.setattr(conv, "launch", lambda *args, **named: launched.append((args[1], named)))
+    case, tile = ConvCase(2048, 2048, True, 128, 543, 1), conv.Tile(512, 16, 2, 128)
+    case.run(case.operands(torch.device("meta")), tile)
+    ((grid, named),) = launched
+    assert grid == (128 + 128 // 16, 2048 // 512)
+    assert (named["num_warps"], named["maxnreg"]) == (2, 128)
 
 
 def test_shares_are_of_what_the_device_gives():
