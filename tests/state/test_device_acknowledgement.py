@@ -50,12 +50,12 @@ class LossyKernels:
                 ix = replace(ix, write_rows=torch.full_like(ix.write_rows, SINK_ROW))
         return self._kernels.short_conv(x, taps, rows, row_tags, ix, residual)
 
-    def write_kv(self, k, v, k_pages, v_pages, page_tags, ix):
+    def write_heads(self, q, k, v, gains, eps, k_pages, v_pages, page_tags, ix):
         pools = ((g, i, pool) for g, group in enumerate(self.pools.kv) for i, pool in enumerate(group))
         place = next((g, i) for g, i, pool in pools if pool.k is k_pages)
         if self.skip == ("stamp", *place):
             ix = replace(ix, stamp_pages=torch.zeros_like(ix.stamp_pages))
-        self._kernels.write_kv(k, v, k_pages, v_pages, page_tags, ix)
+        return self._kernels.write_heads(q, k, v, gains, eps, k_pages, v_pages, page_tags, ix)
 
 
 class Device:

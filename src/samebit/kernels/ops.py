@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from samebit.kernels.composed import composed
+
 _CONV_INDEX = (
     "Tensor query_start, Tensor read_rows, Tensor read_tags, Tensor store_rows, Tensor store_tags, Tensor write_rows, "
     "Tensor write_tags, Tensor entry_sources, Tensor entry_source_tags, Tensor entry_dest, Tensor entry_tag"
@@ -30,6 +32,8 @@ SCHEMAS: Mapping[str, str] = {
     "shift": f"(Tensor x, Tensor(a!) rows, Tensor(b!) row_tags, {_CONV_INDEX}, int threads) -> Tensor",
     "write_kv": "(Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor(c!) page_tags, "
     "Tensor write_slots, Tensor stamp_pages, Tensor stamp_tags, int threads) -> ()",
+    "write_heads": "(Tensor q, Tensor k, Tensor v, Tensor q_gain, Tensor k_gain, float eps, Tensor(a!) k_pages, Tensor(b!) v_pages, "
+    "Tensor(c!) page_tags, Tensor write_slots, Tensor stamp_pages, Tensor stamp_tags, int threads) -> Tensor",
     "attention": "(Tensor q, Tensor rel, Tensor rel_proj, Tensor tau, Tensor k_pages, Tensor v_pages, "
     "Tensor query_start, Tensor row_start, Tensor row_slots, Tensor page_table, int window, float scale, int threads)"
     " -> Tensor",
@@ -93,7 +97,11 @@ def _entry(operator: Callable[..., Any], implementation: Callable[..., Any]) -> 
 def operators(
     suffix: str, implementations: Mapping[str, Callable[..., Any]], devices: Sequence[str] = ("CPU",)
 ) -> SimpleNamespace:
-    """Register every schema as ``samebit::<name>_<suffix>`` for ``devices`` once and return entries to them by plain name."""
+    """Register every schema as ``samebit::<name>_<suffix>`` for ``devices`` once and return entries to them by plain name.
+
+    What can be made of other operators need not be among ``implementations``.
+    """
+    implementations = {**composed(implementations), **implementations}
     assert implementations.keys() == SCHEMAS.keys()
     if suffix not in _OPERATORS:
         found = {}

@@ -168,6 +168,28 @@ class KernelSet:
             k, v, k_pages, v_pages, page_tags, ix.write_slots, ix.stamp_pages, ix.stamp_tags, self.num_threads
         )
 
+    def write_heads(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gains: tuple[Tensor, Tensor],
+        eps: float,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        page_tags: Tensor,
+        ix: KvIndex,
+    ) -> Tensor:
+        """``write_kv`` of keys that are normed first, and normed queries: ``rms_norm`` of each head, with a gain [hd] for q and for k.
+
+        ``q`` [T, nh * hd], ``k`` and ``v`` [T, nk * hd]; gives [T, nh * hd]. Pages must be of the set's element.
+        """
+        out: Tensor = self._ops.write_heads(
+            q, k, v, *gains, eps, k_pages, v_pages, page_tags, ix.write_slots, ix.stamp_pages, ix.stamp_tags,
+            self.num_threads,
+        )  # fmt: skip
+        return out
+
     def attention(
         self,
         q: Tensor,

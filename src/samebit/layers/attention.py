@@ -73,10 +73,11 @@ class Attention:
         kv_conv: ShortConv,
         rel_proj: Tensor,
     ) -> None:
+        assert q_norm.eps == k_norm.eps, (q_norm.eps, k_norm.eps)
         self._kernels = kernels
         self._shape = shape
         self._qkvr, self._out = qkvr, out
-        self._q_norm, self._k_norm = q_norm, k_norm
+        self._gains, self._eps = (q_norm.gain, k_norm.gain), q_norm.eps
         self._kv_conv = kv_conv
         self._widths, self._kv_widths = shape.widths, [shape.kv_width] * 2
         self._rel_proj = rel_proj.to(getattr(torch, kernels.element)).contiguous()
@@ -85,9 +86,9 @@ class Attention:
         q, kv, r = self._qkvr(x).split_with_sizes(self._widths, 1)
         k, v = self._kv_conv(kv, state.kv_rows, state.conv_index).split_with_sizes(self._kv_widths, 1)
         pool = state.kv
-        self._kernels.write_kv(self._k_norm(k), v, pool.k, pool.v, pool.page_tags, state.kv_index)
+        q = self._kernels.write_heads(q, k, v, self._gains, self._eps, pool.k, pool.v, pool.page_tags, state.kv_index)
         attended = self._kernels.attention(
-            self._q_norm(q),
+            q,
             r,
             self._rel_proj,
             tau,

@@ -13,8 +13,8 @@ class RmsNorm:
     def __init__(self, kernels: KernelSet, gain: Tensor, eps: float) -> None:
         kernels.check_size("columns of a norm", gain.shape[0])
         self._kernels = kernels
-        self._gain = gain.float()
-        self._eps = eps
+        self.gain = gain.float()
+        self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._kernels.rms_norm(x, self._gain, self._eps)
+        return self._kernels.rms_norm(x, self.gain, self.eps)

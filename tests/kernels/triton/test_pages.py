@@ -2,10 +2,21 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from samebit.kernels import torch_set
-from samebit.kernels.triton.pages import write_kv
+from samebit.kernels.composed import composed
+from samebit.kernels.triton.launch import IS_INTERPRETED, num_launches
+from samebit.kernels.triton.pages import write_heads, write_kv
+from samebit.kernels.triton.rows import implementations
 from tests.kernels.cases import ints, longs, normal
+
+# Query heads, heads of keys and values, columns of a head, tokens of a page.
+SHAPES = [(4, 2, 64, 16), (6, 2, 48, 4), (5, 1, 16, 1), (8, 8, 128, 4)]
+if IS_INTERPRETED:
+    # Compiled, columns of any number go to threads by what is known of addresses, and that is not the same in a page.
+    SHAPES += [(9, 3, 7, 4), (2, 1, 1, 4), (10, 2, 100, 16), (8, 4, 257, 2)]
 
 
 def case(device, activation, tokens, heads=2, width=5, page=4, num_pages=6, seed=0):
@@ -58,6 +69,102 @@ def test_pages_may_be_part_of_a_larger_tensor(device, activation):
     found, wanted = run_both(operands)
     for one, other in zip(found[:2], wanted[:2], strict=True):
         torch.testing.assert_close(one.float().cpu(), other, rtol=0, atol=0, equal_nan=True)
+
+
+def heads_case(device, activation, tokens, heads, kv_heads, width, page=4, seed=0):
+    """Operands of ``write_heads``: those of ``case``, queries as columns of a wider tensor, and gains."""
+    k, v, *rest = case(device, activation, tokens, kv_heads, width, page, tokens // page + 2, seed)
+    wide = normal(seed + 1, tokens, heads * width + 5).to(device, activation)
+    gains = (normal(seed + n, width).to(device) for n in (2, 3))
+    return (wide[:, 3 : 3 + heads * width], k.to(activation), v.to(activation), *gains, 1e-6, *rest)
+
+
+def of_tokens(operands, part):
+    """The operands of a step of some of the tokens."""
+    return [x[part] if n in {0, 1, 2, 9, 10, 11} else x for n, x in enumerate(operands)]
+
+
+def in_three_launches(activation):
+    """The same operator, made of the kernels that it takes the place of."""
+    return composed({**implementations(activation), "write_kv": write_kv})["write_heads"]
+
+
+def apart(operands):
+    """The same operands, but those that change are copies."""
+    return [*operands[:6], *(x.clone() for x in operands[6:9]), *operands[9:]]
+
+
+def run_heads(write, operands):
+    """The queries, pages and tags, as integers: NaN is NaN in a page, too."""
+    operands = apart(operands)
+    out = write(*operands, 1)
+    return [x.cpu().view(torch.int16 if x.element_size() == 2 else torch.int32) for x in (out, *operands[6:8])] + [
+        operands[8].cpu()
+    ]
+
+
+@given(tokens=st.integers(1, 18), shape=st.sampled_from(SHAPES), seed=st.integers(0, 99))
+def test_one_launch_writes_the_bits_of_two_norms_and_a_write(device, tokens, shape, seed):
+    for activation in (torch.float32, torch.bfloat16):
+        operands = heads_case(device, activation, tokens, *shape, seed)
+        before = num_launches()
+        found = run_heads(write_heads, operands)
+        assert num_launches() == before + 1
+        *wanted, stamps = run_heads(in_three_launches(activation), operands)
+        for one, other in zip(found[:3], wanted, strict=True):
+            assert torch.equal(one, other)
+        # A page that is stamped by several tokens has the stamp of one of them.
+        assert torch.equal(found[3] != 0, stamps != 0)
+
+
+def test_normed_heads_agree_with_the_twin(device, activation):
+    operands = heads_case(device, activation, 11, 6, 2, 48)
+    twin = [x if isinstance(x, float) else (x.float() if x.is_floating_point() else x).cpu().clone() for x in operands]
+    found = write_heads(*operands, 1), *operands[6:8]
+    wanted = composed(torch_set.IMPLEMENTATIONS)["write_heads"](*twin, 1), *twin[6:8]
+    bound = 1e-5 if activation is torch.float32 else 2.0**-8
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype is activation
+        torch.testing.assert_close(one.float().cpu(), other, rtol=bound, atol=bound * 1e-3)
+    assert ((operands[8].cpu() != 0) == (twin[8] != 0)).all()
+
+
+@given(tokens=st.integers(1, 18), first=st.integers(0, 17), width=st.sampled_from([16, 48, 128]))
+def test_normed_heads_do_not_know_their_company(device, tokens, first, width):
+    one = slice(first % tokens, first % tokens + 1)
+    for activation in (torch.float32, torch.bfloat16):
+        operands = heads_case(device, activation, tokens, 6, 2, width)
+        alone, found = apart(of_tokens(operands, one)), apart(operands)
+        assert torch.equal(write_heads(*found, 1)[one], write_heads(*alone, 1))
+        slot = int(operands[9][one])
+        for whole, single in zip(found[6:8], alone[6:8], strict=True):
+            assert slot == 0 or torch.equal(whole[slot // 4, :, slot % 4], single[slot // 4, :, slot % 4])
+
+
+def test_padding_tokens_store_no_heads_and_stamp_nothing(device, activation):
+    operands = list(heads_case(device, activation, 9, 4, 2, 16))
+    operands[9][:], operands[10][:] = 0, 0
+    found = run_heads(write_heads, operands)
+    for one, other in zip(found[1:], apart(operands)[6:9], strict=True):
+        assert torch.equal(one, other.cpu().view(one.dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 2, 64), (16, 4, 128), (16, 8, 128), (32, 8, 128)])
+def test_heads_of_models_are_pure_and_have_the_bits_of_three_launches(device, activation, heads, kv_heads, width):
+    operands = heads_case(device, activation, 2048, heads, kv_heads, width, 64)
+    whole = run_heads(write_heads, operands)
+    for one, other in zip(whole[:3], run_heads(in_three_launches(activation), operands)[:3], strict=True):
+        assert torch.equal(one, other)
+    for count in (*range(1, 65), 512):
+        first = 2047 * count % (2048 - count)
+        part = slice(first, first + count)
+        cut = of_tokens(operands, part)
+        found, slots = run_heads(write_heads, cut), cut[9].cpu()
+        assert torch.equal(found[0], whole[0][part])
+        slots = slots[slots > 0]
+        for one, other in zip(found[1:3], whole[1:3], strict=True):
+            assert torch.equal(one[slots // 64, :, slots % 64], other[slots // 64, :, slots % 64])
 
 
 @pytest.mark.gpu

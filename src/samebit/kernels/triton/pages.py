@@ -1,13 +1,15 @@
 """Keys and values of a step's tokens go into pages, and completed pages are stamped.
 
-A program owns a token. What stands in slot 0 or page 0 belongs to nobody and is not written. Knows no attention.
+A program owns a token, or a few heads of tokens where these are normed first. What stands in slot 0 or page 0 belongs to nobody and is not written. Knows no attention.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from samebit.kernels.triton.launch import launch
+from samebit.kernels.triton.rows import norm_tile, normed
 
 MAX_BLOCK = 1024
 """Columns that a program copies at once."""
@@ -68,3 +70,68 @@ def write_kv(
         ROW_STRIDE=k_pages.stride(2), PAGE_SIZE=k_pages.shape[2], WIDTH=k_pages.shape[3], COLUMNS=k.shape[1],
         BLOCK=min(MAX_BLOCK, triton.next_power_of_2(k.shape[1])), num_warps=4,
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_tokens", "write_slots", "stamp_pages", "stamp_tags"])
+def write_heads_kernel(
+    q, k, v, q_gain, k_gain, out, k_pages, v_pages, page_tags, write_slots, stamp_pages, stamp_tags, num_tokens, eps,
+    Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, PAGE_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr, ROW_STRIDE: tl.constexpr, PAGE_SIZE: tl.constexpr, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """ROWS heads of queries, or, behind the programs for these, of keys and values; each is normed as ``norm_kernel`` does."""
+    program, column = tl.program_id(0), tl.arange(0, BLOCK)[None, :]
+    query_programs = tl.cdiv(num_tokens * HEADS, ROWS)
+    if program < query_programs:
+        row = (program * ROWS + tl.arange(0, ROWS))[:, None]
+        token, head = (row // HEADS).to(tl.int64), row % HEADS
+        there = (token < num_tokens) & (column < WIDTH)
+        query = tl.load(q + token * Q_STRIDE + head * WIDTH + column, mask=there, other=0.0).to(tl.float32)
+        gains = tl.load(q_gain + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+        tl.store(out + row.to(tl.int64) * WIDTH + column, normed(query, gains, eps, WIDTH), mask=there)
+    else:
+        row = ((program - query_programs) * ROWS + tl.arange(0, ROWS))[:, None]
+        token, head = (row // KV_HEADS).to(tl.int64), row % KV_HEADS
+        slot = tl.load(write_slots + token, mask=token < num_tokens, other=0).to(tl.int64)
+        wanted = (slot > 0) & (column < WIDTH)
+        place = slot // PAGE_SIZE * PAGE_STRIDE + slot % PAGE_SIZE * ROW_STRIDE + head * HEAD_STRIDE + column
+        key = tl.load(k + token * K_STRIDE + head * WIDTH + column, mask=wanted, other=0.0).to(tl.float32)
+        value = tl.load(v + token * V_STRIDE + head * WIDTH + column, mask=wanted, other=0.0).to(tl.float32)
+        gains = tl.load(k_gain + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+        tl.store(k_pages + place, normed(key, gains, eps, WIDTH).to(k_pages.dtype.element_ty), mask=wanted)
+        tl.store(v_pages + place, value.to(v_pages.dtype.element_ty), mask=wanted)
+        first_head = (head == 0) & (token < num_tokens)
+        page = tl.load(stamp_pages + token, mask=first_head, other=0)
+        stamp = tl.load(stamp_tags + token, mask=page > 0, other=0)
+        tl.store(page_tags + page, stamp, mask=page > 0)
+
+
+def write_heads(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_gain: Tensor,
+    k_gain: Tensor,
+    eps: float,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    page_tags: Tensor,
+    write_slots: Tensor,
+    stamp_pages: Tensor,
+    stamp_tags: Tensor,
+    threads: int,
+) -> Tensor:
+    """See ``KernelSet.write_heads``; the result is of the pages' dtype, which is that of activations."""
+    assert k_pages.stride() == v_pages.stride()
+    assert q.stride(1) == k.stride(1) == v.stride(1) == k_pages.stride(3) == 1
+    _, kv_heads, page_size, width = k_pages.shape
+    tokens, heads, (block, rows, warps) = q.shape[0], q.shape[1] // width, norm_tile(width)
+    out = torch.empty(q.shape, dtype=k_pages.dtype, device=q.device)
+    launch(
+        write_heads_kernel, (triton.cdiv(tokens * heads, rows) + triton.cdiv(tokens * kv_heads, rows),),
+        q, k, v, q_gain, k_gain, out, k_pages, v_pages, page_tags, write_slots, stamp_pages, stamp_tags, tokens, eps,
+        Q_STRIDE=q.stride(0), K_STRIDE=k.stride(0), V_STRIDE=v.stride(0), PAGE_STRIDE=k_pages.stride(0),
+        HEAD_STRIDE=k_pages.stride(1), ROW_STRIDE=k_pages.stride(2), PAGE_SIZE=page_size, HEADS=heads,
+        KV_HEADS=kv_heads, WIDTH=width, ROWS=rows, BLOCK=block, num_warps=warps, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out

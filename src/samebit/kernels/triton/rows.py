@@ -23,6 +23,19 @@ COLUMNS = 1024
 """Columns of a program of the kernels that work on each element by itself."""
 
 
+def norm_tile(width: int) -> tuple[int, int, int]:
+    """For rows of so many columns: those of a program's tile, how many rows it has, and its warps."""
+    block = triton.next_power_of_2(width)
+    return block, max(1, NORM_ELEMENTS // block), NORM_WARPS[max(2048, block)]
+
+
+@triton.jit
+def normed(values, gains, eps, WIDTH: tl.constexpr):
+    """Rows of ``values`` fp32, with zeros from ``WIDTH`` columns on, over the root of their mean square, times ``gains``."""
+    mean = tl.sum(values * values, axis=1) * (1.0 / WIDTH)
+    return values * tl.div_rn(1.0, tl.sqrt_rn(mean + eps))[:, None] * gains
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def norm_kernel(
     x, gain, out, num_rows, x_stride, eps,
@@ -33,10 +46,8 @@ def norm_kernel(
     token, part = (row // PARTS).to(tl.int64), row % PARTS
     there = (row < num_rows) & (column < WIDTH)
     values = tl.load(x + token * x_stride + part * WIDTH + column, mask=there, other=0.0).to(tl.float32)
-    mean = tl.sum(values * values, axis=1) * (1.0 / WIDTH)
-    scale = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))[:, None]
     gains = tl.load(gain + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-    tl.store(out + row.to(tl.int64) * WIDTH + column, values * scale * gains, mask=there)
+    tl.store(out + row.to(tl.int64) * WIDTH + column, normed(values, gains, eps, WIDTH), mask=there)
 
 
 def rms_norm(activation: torch.dtype, x: Tensor, gain: Tensor, eps: float, threads: int) -> Tensor:
@@ -44,14 +55,13 @@ def rms_norm(activation: torch.dtype, x: Tensor, gain: Tensor, eps: float, threa
     assert x.stride(1) == 1, x.stride()
     (tokens, columns), width = x.shape, gain.shape[0]
     out = torch.empty((tokens, columns), dtype=activation, device=x.device)
-    parts, block = columns // width, triton.next_power_of_2(width)
-    rows = max(1, NORM_ELEMENTS // block)
+    parts, (block, rows, warps) = columns // width, norm_tile(width)
     launch(
         norm_kernel,
         (triton.cdiv(tokens * parts, rows),),
         x, gain, out, tokens * parts, x.stride(0), eps,
         WIDTH=width, PARTS=parts, ROWS=rows, BLOCK=block,
-        num_warps=NORM_WARPS[max(2048, block)], enable_fp_fusion=False,
+        num_warps=warps, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 

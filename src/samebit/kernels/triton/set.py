@@ -50,6 +50,7 @@ def implementations(activation: torch.dtype) -> dict[str, Callable[..., Any]]:
         "short_conv": conv.short_conv,
         "shift": conv.shift,
         "write_kv": pages.write_kv,
+        "write_heads": pages.write_heads,
         "attention": attention.attention,
         "block_attention": block_attention.block_attention,
         "route": experts.route,

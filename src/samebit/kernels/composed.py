@@ -1,0 +1,33 @@
+"""Operators made of other operators of a set, for sets that have no kernel of their own for them. Knows no implementation."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+
+def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """What can be made of a set's operators, by plain name."""
+    rms_norm, write_kv = operators["rms_norm"], operators["write_kv"]
+
+    def write_heads(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        q_gain: Tensor,
+        k_gain: Tensor,
+        eps: float,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        page_tags: Tensor,
+        write_slots: Tensor,
+        stamp_pages: Tensor,
+        stamp_tags: Tensor,
+        threads: int,
+    ) -> Tensor:
+        normed = rms_norm(k, k_gain, eps, threads)
+        write_kv(normed, v, k_pages, v_pages, page_tags, write_slots, stamp_pages, stamp_tags, threads)
+        out: Tensor = rms_norm(q, q_gain, eps, threads)
+        return out
+
+    return {"write_heads": write_heads}
