@@ -48,12 +48,12 @@ def expert_tiles(mean_pairs: float) -> list[experts.Tile]:
 
 
 def conv_tiles() -> list[conv.Tile]:
-    """Tiles of convolutions: with all registers that they want, and such that 1024 threads fit in a multiprocessor."""
+    """Tiles of convolutions: with all registers that they want, and with fewer, so that more threads run at once."""
     tiles = []
     for channels, warps, tokens in itertools.product((128, 256, 512, 1024), (1, 2, 4, 8), (4, 8, 16)):
         width = channels // (32 * warps)  # of a thread
         if width <= 4 and tokens <= 8:
-            tiles.append(conv.Tile(channels, tokens, warps, 64))
+            tiles.append(conv.Tile(channels, tokens, warps, 64 if width <= 2 else 96))
         if width <= 8:
             tiles.append(conv.Tile(channels, tokens, warps, 255))
     return tiles
