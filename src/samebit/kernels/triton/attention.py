@@ -64,6 +64,33 @@ TILINGS = {
 """By the dtype of the pages."""
 
 
+@triton.jit
+def own_keys(
+    own_k, own_v, query, temperature, first, place, is_query, head, window, num_blocks,
+    SCALE: tl.constexpr, BLOCK_TOKENS: tl.constexpr, IS_CAUSAL: tl.constexpr, WIDTH: tl.constexpr,
+    OWN_K_STRIDE: tl.constexpr, OWN_V_STRIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """What query rows see of the keys of their own batch row's BLOCK_TOKENS tokens, as one chunk."""
+    column = tl.arange(0, BLOCK_D)
+    is_column = column < WIDTH
+    top, total, sums = no_keys(BLOCK_M, BLOCK_D)
+    for block in tl.range(num_blocks, num_stages=1):
+        other = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        wanted = (other < BLOCK_TOKENS)[:, None] & is_column[None, :]
+        own = (first + other).to(tl.int64)[:, None]
+        at = head * WIDTH + column[None, :]
+        keys = tl.load(own_k + own * OWN_K_STRIDE + at, mask=wanted, other=0.0).to(DOT)
+        values = tl.load(own_v + own * OWN_V_STRIDE + at, mask=wanted, other=0.0).to(DOT)
+        distance = place[:, None] - other[None, :]
+        seen = (other < BLOCK_TOKENS)[None, :] & is_query[:, None] & (tl.abs(distance) < window)
+        if IS_CAUSAL:
+            seen = seen & (distance >= 0)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * SCALE
+        top, total, sums = add_keys(top, total, sums, scores * temperature[:, None], seen, values, DOT)
+    return top, total, sums
+
+
 @triton.jit(do_not_specialize=[*INDEX, "row_slots", "page_table", "num_tokens", "table_width"])
 def attend_kernel(
     q,
@@ -207,23 +234,11 @@ def attend_kernel(
         top, total, sums = add_run(top, total, sums, chunk_top, chunk_total, chunk_sums)
         if BLOCK_TOKENS > 0:
             # The rows' own keys are their last chunk.
-            chunk_top, chunk_total, chunk_sums = no_keys(BLOCK_M, BLOCK_D)
             own_blocks = tl.where(part == parts - 1, tl.cdiv(BLOCK_TOKENS, BLOCK_N), 0)
-            for block in tl.range(own_blocks, num_stages=1):
-                other = block * BLOCK_N + tl.arange(0, BLOCK_N)
-                wanted = (other < BLOCK_TOKENS)[:, None] & is_column[None, :]
-                own = (first + other).to(tl.int64)[:, None]
-                at = head * WIDTH + column[None, :]
-                keys = tl.load(own_k + own * OWN_K_STRIDE + at, mask=wanted, other=0.0).to(DOT)
-                values = tl.load(own_v + own * OWN_V_STRIDE + at, mask=wanted, other=0.0).to(DOT)
-                distance = place[:, None] - other[None, :]
-                seen = (other < BLOCK_TOKENS)[None, :] & is_query[:, None] & (tl.abs(distance) < window)
-                if IS_CAUSAL:
-                    seen = seen & (distance >= 0)
-                scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * SCALE
-                chunk_top, chunk_total, chunk_sums = add_keys(
-                    chunk_top, chunk_total, chunk_sums, scores * temperature[:, None], seen, values, DOT
-                )
+            chunk_top, chunk_total, chunk_sums = own_keys(
+                own_k, own_v, query, temperature, first, place, is_query, head, window, own_blocks,
+                SCALE, BLOCK_TOKENS, IS_CAUSAL, WIDTH, OWN_K_STRIDE, OWN_V_STRIDE, BLOCK_M, BLOCK_N, BLOCK_D, DOT,
+            )  # fmt: skip
             top, total, sums = add_run(top, total, sums, chunk_top, chunk_total, chunk_sums)
 
         weight = tl.max(total, 1)  # all columns are equal
