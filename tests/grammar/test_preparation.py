@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -137,3 +139,17 @@ def test_threads_that_need_the_vocabulary_at_once_take_it_in_once():
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(grammars.prepare, [request(str(number), f"[ab]{{1,{number + 1}}}") for number in range(4)]))
     assert made == [1]
+
+
+def test_threads_that_compile_at_once_leave_the_stacks_of_others_as_they_were():
+    usual, interval = threading.stack_size(), sys.getswitchinterval()
+    texts = [b"a", b"<end>"]
+    grammars = Grammars(Vocabulary(2, texts.__getitem__, {"<end>": 1}, lambda text: [0] * len(text)))
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(grammars.prepare, [request(str(number), f"a{{{number + 1}}}") for number in range(100)]))
+    finally:
+        sys.setswitchinterval(interval)
+    found = threading.stack_size(usual)
+    assert found == usual

@@ -22,6 +22,8 @@ from samebit.grammar.vocabulary import Vocabulary
 _MAX_COMPILED = 64
 # The compiler calls itself for each level: the worst that a wish of 256 KiB can hold took less than a third. Unused, it costs nothing.
 _STACK_BYTES = 512 << 20
+# The size of a new thread's stack is a setting of the process: two who change it and put it back must not overlap.
+_STACK_SIZE = threading.Lock()
 # Compile times that are kept until somebody takes them.
 _MAX_TIMES = 1 << 10
 # What one token of one request may cost: grammars that are more ambiguous than this end with an error of their own.
@@ -141,9 +143,10 @@ class Grammars:
 def _on_deep_stack(work: Callable[[], LLMatcher]) -> LLMatcher:
     """The result of `work`, in a thread of its own with room for all levels of a grammar: who runs out of it ends the process."""
     with ThreadPoolExecutor(1, thread_name_prefix="compile") as pool:
-        usual_bytes = threading.stack_size(_STACK_BYTES)
-        try:
-            future = pool.submit(work)
-        finally:
-            threading.stack_size(usual_bytes)
+        with _STACK_SIZE:
+            usual_bytes = threading.stack_size(_STACK_BYTES)
+            try:
+                future = pool.submit(work)
+            finally:
+                threading.stack_size(usual_bytes)
         return future.result()
