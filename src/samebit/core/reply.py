@@ -18,6 +18,8 @@ TokenKind = Literal["reasoning", "content", "call", "control"]
 PieceKind = Literal["reasoning", "content", "call"]
 
 _ROLE, _CONTENT = "<|message_", "<|content_"
+_MODEL, _TEXT = "<|message_model|>", "<|content_text|>"
+_THINKING, _CALL = "<|content_thinking|>", "<|content_invoke_tool_json|>"
 _END, _END_OF_TURN = "<|end_message|>", "<|content_model_end_sampling|>"
 
 
@@ -31,26 +33,30 @@ class Place(Enum):
     CALL = "call"
 
 
-_PLACES = {"<|content_thinking|>": Place.THINKING, "<|content_invoke_tool_json|>": Place.CALL}
+_PLACES = {_THINKING: Place.THINKING, _CALL: Place.CALL}
 
 
 @dataclass(frozen=True, slots=True)
 class MessageFormat:
     """The control tokens of one vocabulary. `leads_to`: the place behind a token, wherever it stands; `others` lead nowhere.
 
-    A content token of a kind that is not known begins a text.
+    A content token of a kind that is not known begins a text. `model` begins a message of the model's; `text`, `thinking` and
+    `call` begin a body of that kind.
     """
 
     leads_to: Mapping[int, Place]
     others: frozenset[int]
+    model: int
+    text: int
+    thinking: int | None
+    call: int | None
     end_message: int
     end_of_turn: int | None
 
     @classmethod
     def of(cls, special_tokens: Mapping[str, int]) -> Self | None:
         """The format that control tokens (by their spelling) make up; None if a model with them speaks another."""
-        needed = (f"{_ROLE}model|>", f"{_CONTENT}text|>", _END)
-        if not all(name in special_tokens for name in needed):
+        if not all(name in special_tokens for name in (_MODEL, _TEXT, _END)):
             return None
         leads_to = {}
         for name, token_id in special_tokens.items():
@@ -61,7 +67,16 @@ class MessageFormat:
             elif name.startswith(_CONTENT):
                 leads_to[token_id] = _PLACES.get(name, Place.TEXT)
         others = frozenset(special_tokens.values()) - leads_to.keys()
-        return cls(leads_to, others, special_tokens[_END], special_tokens.get(_END_OF_TURN))
+        return cls(
+            leads_to,
+            others,
+            model=special_tokens[_MODEL],
+            text=special_tokens[_TEXT],
+            thinking=special_tokens.get(_THINKING),
+            call=special_tokens.get(_CALL),
+            end_message=special_tokens[_END],
+            end_of_turn=special_tokens.get(_END_OF_TURN),
+        )
 
     def is_control(self, token_id: int) -> bool:
         """Whether the token is no part of any text."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -30,29 +30,6 @@ Part = dict[str, Any]  # Any: JSON of llguidance's
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyMarks:
-    """The control tokens that a reply in the message format is made of, by what they begin or end."""
-
-    format: MessageFormat
-    model: int
-    text: int
-    thinking: int | None
-    call: int | None
-
-    @classmethod
-    def of(cls, special_tokens: Mapping[str, int]) -> Self | None:
-        """Those of a vocabulary; None if its models speak another format."""
-        found = MessageFormat.of(special_tokens)
-        if found is None:
-            return None
-        names = ("message_model", "content_text", "content_thinking", "content_invoke_tool_json")
-        model, text, thinking, call = (special_tokens.get(f"<|{name}|>") for name in names)
-        assert model is not None, "the format has a mark for the model's messages"
-        assert text is not None, "the format has a mark for text"
-        return cls(found, model, text, thinking, call)
-
-
-@dataclass(frozen=True, slots=True)
 class Definition:
     """A grammar: how a reply goes on behind the prompt, and named parts of it which the caller has written."""
 
@@ -68,7 +45,7 @@ def define(
     wanted: StructuredOutputsParams,
     prompt: Sequence[int],
     end_ids: Iterable[int],
-    marks: ReplyMarks | None,
+    message_format: MessageFormat | None,
     free: str,
 ) -> Definition:
     """The grammar of the reply to `prompt` that ends with one of `end_ids`; `free` is a rule's body that allows one token of any text.
@@ -78,18 +55,18 @@ def define(
     answer = None if wanted.kind is None else {"name": "answer", **_answer_part(wanted)}
     ends = ",".join(map(str, sorted(set(end_ids))))
     finish = f"<[{ends}]>" if ends else '""'
-    place = None if marks is None else _place(prompt, marks)
-    if marks is None or place is None:
+    place = None if message_format is None else _place(prompt, message_format)
+    if message_format is None or place is None:
         if answer is None:
             raise InvalidRequestError(
                 f"{wanted.field}: tools need a conversation, with a model that has the message format of Inkling's",
                 param=wanted.field,
             )
         return Definition(f"start: @answer {finish}\n", (answer,))
-    tools = wanted.tools if marks.call is not None else []
+    tools = wanted.tools if message_format.call is not None else []
     if wanted.must_call and not tools:
         raise InvalidRequestError(f"{wanted.field}: this model has no token that begins a call", param=wanted.field)
-    rules = _rules(marks, place, [tool.name for tool in tools], wanted, finish)
+    rules = _rules(message_format, place, [tool.name for tool in tools], wanted, finish)
     rules["free"] = f"({free})*"
     parts = [] if answer is None else [answer]
     parts += [
@@ -99,45 +76,45 @@ def define(
     return Definition("".join(f"{name}: {body}\n" for name, body in rules.items()), tuple(parts))
 
 
-def _place(prompt: Sequence[int], marks: ReplyMarks) -> str | None:
+def _place(prompt: Sequence[int], message_format: MessageFormat) -> str | None:
     """Where in a message the prompt ends, by the name of a rule below; None if it is in none of the model's."""
-    match list(marks.format.open_message(prompt)):
-        case [marks.model]:
+    match list(message_format.open_message(prompt)):
+        case [message_format.model]:
             return "reply"
-        case [token] if token in (marks.format.end_message, marks.format.end_of_turn):
+        case [token] if token in (message_format.end_message, message_format.end_of_turn):
             return "message"
-        case [marks.model, marks.thinking, *_]:
+        case [message_format.model, message_format.thinking, *_]:
             return "thought_on"
-        case [marks.model, marks.text, *_]:
+        case [message_format.model, message_format.text, *_]:
             return "text_on"
     return None
 
 
 def _rules(
-    marks: ReplyMarks, place: str, tools: Sequence[str], wanted: StructuredOutputsParams, finish: str
+    message_format: MessageFormat, place: str, tools: Sequence[str], wanted: StructuredOutputsParams, finish: str
 ) -> dict[str, str]:
     """Rules of a reply, by name; what cannot be reached is left out by the library."""
-    end, model = f"<[{marks.format.end_message}]>", f"<[{marks.model}]>"
+    end, model = f"<[{message_format.end_message}]>", f"<[{message_format.model}]>"
     body = "free" if wanted.kind is None else "@answer"
     rules = {
         "start": place,
         "message": f"{model} reply",
-        "reply": "turn" if marks.thinking is None else f"<[{marks.thinking}]> thought_on | turn",
+        "reply": "turn" if message_format.thinking is None else f"<[{message_format.thinking}]> thought_on | turn",
         "thought_on": f"free {end} message",
         "text_on": f"{body} {end} finish",
         "finish": finish,
-        "turn": f"<[{marks.text}]> text_on",
+        "turn": f"<[{message_format.text}]> text_on",
     }
     if tools:
         again = "calls" if wanted.may_call_again else "finish"
         rules["calls"] = f"finish | {model} call {end} {again}"
         rules["text_on"] = f"{body} {end} " + ("calls" if not wanted.must_call else f"{model} called")
         rules["called"] = f"call {end} {again}"
-        rules["turn"] = "called" if wanted.must_call else f"<[{marks.text}]> text_on | called"
+        rules["turn"] = "called" if wanted.must_call else f"<[{message_format.text}]> text_on | called"
         rules["call"] = " | ".join(f"call_{number}" for number in range(len(tools)))
         for number, name in enumerate(tools):
             begin = f'{{"name":{json.dumps(name)},"args":'
-            rules[f"call_{number}"] = f'{_quoted(name)} <[{marks.call}]> {_quoted(begin)} @args_{number} "}}"'
+            rules[f"call_{number}"] = f'{_quoted(name)} <[{message_format.call}]> {_quoted(begin)} @args_{number} "}}"'
     return rules
 
 

@@ -13,9 +13,10 @@ from functools import partial
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from samebit.core.errors import InvalidRequestError
+from samebit.core.reply import MessageFormat
 from samebit.core.request import Request
 from samebit.core.structured import StructuredOutputsParams
-from samebit.grammar.definition import Definition, ReplyMarks, define, part_name
+from samebit.grammar.definition import Definition, define, part_name
 from samebit.grammar.matcher import GrammarCounts, Matcher, reason_of
 from samebit.grammar.vocabulary import Vocabulary
 
@@ -44,7 +45,7 @@ class Grammars:
         self.counts = GrammarCounts()
         self._vocabulary = vocabulary
         self._free = vocabulary.free()
-        self._marks = ReplyMarks.of(vocabulary.special_tokens)
+        self._format = MessageFormat.of(vocabulary.special_tokens)
         # What a grammar's text has come to: a matcher at its beginning, or why there is none.
         self._compiled: OrderedDict[str, LLMatcher | str] = OrderedDict()
         self._compile_times_s: deque[float] = deque(maxlen=_MAX_TIMES)
@@ -93,7 +94,7 @@ class Grammars:
         return times
 
     def _define(self, request: Request, wanted: StructuredOutputsParams) -> Definition:
-        return define(wanted, request.prompt_token_ids, request.eos_token_ids, self._marks, self._free)
+        return define(wanted, request.prompt_token_ids, request.eos_token_ids, self._format, self._free)
 
     def _tokenizer(self) -> LLTokenizer:
         """Made once, when the first grammar needs it; whoever comes meanwhile waits."""

@@ -1,7 +1,7 @@
 """Which tools an answer may call, and which it must. Knows chat bodies and the tokens of the message format."""
 
 from samebit.core.errors import InvalidRequestError
-from samebit.core.reply import MessageFormat, Place
+from samebit.core.reply import MessageFormat
 from samebit.server.request_models import ChatBody
 from samebit.server.tool_models import NamedTool
 
@@ -38,6 +38,4 @@ def banned_ids(body: ChatBody, message_format: MessageFormat | None) -> tuple[in
 
 
 def _call_ids(message_format: MessageFormat | None) -> tuple[int, ...]:
-    if message_format is None:
-        return ()
-    return tuple(sorted(token for token, place in message_format.leads_to.items() if place is Place.CALL))
+    return () if message_format is None or message_format.call is None else (message_format.call,)
