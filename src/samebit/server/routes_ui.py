@@ -9,11 +9,11 @@ from starlette.responses import Response
 
 from samebit.engine.views import CacheView, Look, RequestsView, Subject, View
 from samebit.server.auth import is_admin
+from samebit.server.chrome_trace import chrome_trace
 from samebit.server.looks import Looks
 from samebit.server.openapi import operation
 from samebit.server.routes_operations import installed_version
 from samebit.server.service import Route, Service, json_answer
-from samebit.server.trace import trace_of
 from samebit.server.transport import parse_body
 from samebit.server.ui_models import Dashboard, Histogram, LookBody, Trace
 
@@ -109,7 +109,7 @@ class PageRoutes:
 
     async def trace(self, request: Request) -> Response:
         """The same as a trace for Chrome or Perfetto."""
-        return json_answer(trace_of((await self._requests(request)).requests))
+        return json_answer(chrome_trace((await self._requests(request)).requests))
 
     async def _requests(self, request: Request) -> RequestsView:
         view = await self._look(request, "requests")

@@ -6,7 +6,7 @@ from samebit.engine.views import RequestView, StepView
 from samebit.server.ui_models import Trace, TraceEvent
 
 
-def trace_of(requests: Iterable[RequestView]) -> Trace:
+def chrome_trace(requests: Iterable[RequestView]) -> Trace:
     """Queueing, prefill, decoding and verification of `requests`."""
     return Trace(events=[event for row, request in enumerate(requests, start=1) for event in _events(request, row)])
 
