@@ -42,7 +42,7 @@ class Trusting:
 
     def execute(self, plan: BatchPlan) -> StepOutput:
         """Run the step, and believe it."""
-        output = self._runner.execute(plan)
+        output = self._runner.launch(plan)()
         count = len(plan.entries)
         return msgspec.structs.replace(
             output,

@@ -84,7 +84,7 @@ class Device:
         bits, cached, step = [], 0, 0
         while self.scheduler.has_work:
             self.kernels.skip = skip if skip_step in (None, step) else None
-            for progress in self.scheduler.commit(self.runner.execute(self.scheduler.plan())):
+            for progress in self.scheduler.commit(self.runner.launch(self.scheduler.plan())()):
                 assert progress.error is None, progress.error
                 bits += [(item.token_id, item.logprob.hex()) for item in progress.tokens]
                 cached = progress.num_cached_tokens

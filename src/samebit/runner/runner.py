@@ -107,15 +107,12 @@ class LocalRunner:
         self._captured: dict[Bucket, _Program] = {}
         self._ladder = Ladder([])
 
-    def execute(self, plan: BatchPlan) -> StepOutput:
-        """Run one step to its end. Raises GraphError if a recording cannot be trusted."""
-        return self.launch(plan)()
-
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> Callable[[], StepOutput]:
-        """Begin one step, behind those that were begun before; what is returned waits for its results. Raises as `execute` does.
+        """Begin one step, behind those that were begun before; what is returned waits for its results.
 
-        A CPU has run it when this returns. Of the steps that were begun, at most one may be unread.
+        A CPU has run it when this returns. Of the steps that were begun, at most one may be unread. Raises GraphError if a recording
+        cannot be trusted.
         """
         bucket = Bucket.of(plan)
         with _one_torch_thread():
