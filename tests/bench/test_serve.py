@@ -252,7 +252,7 @@ def test_no_record_holds_the_user_password_or_key_of_a_url(target):
     record = json.loads(target.read_text())
     assert record["settings"]["base_url"] == f"http://***@{place}"
     assert "pass" not in json.dumps(record)
-    told = command_line(["bench", "--base-url=https://someone:pass@host/v1?key=sk"])
+    told = command_line(["bench", "--base-url=https://someone:p@ss@host/v1?key=sk"])
     assert told == "samebit bench '--base-url=https://***@host/v1?***'"
 
 

@@ -46,7 +46,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 def without_credentials(text: str) -> str:
     """A URL, or a text with one, without the user, password and query that it may hold."""
-    return re.sub(r"(?<=://)[^/@\s]*(?=@)|(?<=\?)\S*$", "***", text) if "://" in text else text
+    return re.sub(r"(?<=://)[^/?#\s]*(?=@)|(?<=\?)\S*$", "***", text) if "://" in text else text
 
 
 def command_line(arguments: Sequence[str] | None = None) -> str:
