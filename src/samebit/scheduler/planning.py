@@ -132,10 +132,12 @@ def promised_boundary(leader: Sequence, follower: Sequence, limit: int, config: 
     """
     assert leader.state is not None, "who runs or is published has state"
     length = leader.state.length
+    if leader.token_ids[0] != follower.token_ids[0]:
+        return 0
     if leader.status is Status.PUBLISHING:
         floor = publishable_boundary(leader.state, config.page_size) or 0
         return floor if _shared_length(leader.token_ids, follower.token_ids, limit) >= floor else 0
-    if length >= leader.prompt_end or leader.token_ids[0] != follower.token_ids[0]:
+    if length >= leader.prompt_end:
         return 0
     shared = _shared_length(leader.token_ids, follower.token_ids, limit)
     interval = config.checkpoint_interval
@@ -144,7 +146,7 @@ def promised_boundary(leader: Sequence, follower: Sequence, limit: int, config: 
 
 
 def awaits_prefix(follower: Sequence, others: Iterable[Sequence], manager: StateManager, config: EngineConfig) -> bool:
-    """Whether one of `others`, which run or are being published, is about to publish more of `follower`'s tokens than the cache holds now."""
+    """Whether one of `others`, which run or are published, is about to publish more of `follower`'s tokens than the cache holds."""
     if not manager.enable_caching:
         return False
     limit, salt = match_limit(follower), follower.request.cache_salt
