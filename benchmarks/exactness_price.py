@@ -36,13 +36,16 @@ from benchmarks.kernel_settings import DTYPE
 from benchmarks.kernel_times import (
     Compilers,
     Timer,
+    are_near,
+    are_same,
     brief,
     geometric_mean,
+    measured_on,
     measured_rates,
-    record,
+    record_launches,
     runs_and_copies,
 )
-from benchmarks.tiles import NEAR, measure, settings_of
+from benchmarks.tiles import measure, settings_of
 from samebit import LLM, SamplingParams
 from samebit.engine import loading
 from samebit.kernels.sets import KernelSet, triton_kernels
@@ -112,10 +115,7 @@ class Price:
         self._rates, self._timer = measured_rates(self._device), Timer(self._device)
         self._fastest: dict[AttentionCase, attention.Tiling] = {}
         self.record: dict[str, Any] = {
-            "device": "interpreted" if IS_INTERPRETED else torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "copy_bytes_per_s": self._rates.copy,
-            "product_operations_per_s": self._rates.product,
+            **measured_on(self._device, self._rates),
             "rows": [],
             "means": {},
             "errors": {},
@@ -179,8 +179,8 @@ class Price:
     def _of_attention(self, case: AttentionCase) -> None:
         runs, copies = runs_and_copies(case, self._rates)
         operands = [case.operands(self._device) for _ in range(copies)]
-        ours = [record(case, one, case.chosen()) for one in operands]
-        free = [record(case, one, self._fastest_setting(case)) for one in operands]
+        ours = [record_launches(case, one, case.chosen()) for one in operands]
+        free = [record_launches(case, one, self._fastest_setting(case)) for one in operands]
         same = check([one.result for one in ours], [one.result for one in free])
         row = {
             "kernel": case.name,
@@ -310,11 +310,9 @@ class Price:
 
 def check(ours: Sequence[Tensor], free: Sequence[Tensor]) -> bool:
     """Whether results have the same bits. Raises RuntimeError if they are further apart than another order of sums explains."""
-    for a, b in zip(ours, free, strict=True):
-        apart, largest = (a.float() - b.float()).abs().max().item(), b.float().abs().max().item()
-        if not apart <= NEAR * largest:
-            raise RuntimeError(f"results differ by {apart} of {largest}")
-    return all(torch.equal(a, b) for a, b in zip(ours, free, strict=True))
+    if not are_near(ours, free):
+        raise RuntimeError("results differ by more than another order of sums explains")
+    return are_same(ours, free)
 
 
 def run_all(works: Sequence[Callable[[], object]]) -> None:

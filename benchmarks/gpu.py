@@ -182,7 +182,7 @@ def decode(llm: LLM, rng: random.Random, batch: int, rounds: int, *, profile: bo
                 replay = watched.replay()
                 devices.append(device_seconds(lambda r=replay: [r() for _ in range(REPLAYS)], rounds=2) / REPLAYS)
                 if profile:
-                    kernels = {"kernels": kernel_times(replay)}
+                    kernels = {"kernels": times_by_kernel(replay)}
             for name in names:
                 engine.abort(name)
             while engine.has_work:
@@ -196,7 +196,7 @@ def decode(llm: LLM, rng: random.Random, batch: int, rounds: int, *, profile: bo
     return times | {"steps_per_s": round(len(walls) / sum(walls), 1), "tokens_per_s": round(batch / wall)} | kernels
 
 
-def kernel_times(work: Callable[[], object], rounds: int = 8) -> dict[str, list[float]]:
+def times_by_kernel(work: Callable[[], object], rounds: int = 8) -> dict[str, list[float]]:
     """Launches of each kernel in `work`, and the microseconds that all of them take, the longest first."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(rounds):
@@ -221,7 +221,7 @@ def prefill(llm: LLM, rng: random.Random, rounds: int, *, profile: bool) -> dict
     if profile:
         prompts = [random_prompt(rng, llm, length) for _ in range(count)]
         work = partial(llm.generate, prompts, SamplingParams(max_tokens=1, **GREEDY))
-        found["kernels"] = kernel_times(work, rounds=1)
+        found["kernels"] = times_by_kernel(work, rounds=1)
     return found | {"max": round(max(rates))}
 
 

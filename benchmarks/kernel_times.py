@@ -25,6 +25,8 @@ from benchmarks.kernel_cases import Case
 from samebit.kernels.triton import attention, experts
 from samebit.kernels.triton.launch import IS_INTERPRETED, launch
 
+NEAR = 0.03
+"""Largest difference, in parts of the largest value, of results in bf16 whose sums have another order."""
 _MOST_RUNS = 20
 _SECONDS_A_REPLAY = 2e-3
 _MOST_BYTES = 4 << 30
@@ -56,6 +58,29 @@ def measured_rates(device: torch.device) -> Rates:
     return rates
 
 
+def measured_on(device: torch.device, rates: Rates) -> dict[str, Any]:
+    """What a record tells of the device."""
+    return {
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "interpreted",
+        "torch": torch.__version__,
+        "copy_bytes_per_s": rates.copy,
+        "product_operations_per_s": rates.product,
+    }
+
+
+def are_same(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+    """Whether results have the same bits."""
+    return all(torch.equal(a, b) for a, b in zip(results, wanted, strict=True))
+
+
+def are_near(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+    """Whether another order of sums explains how far results are from others; it explains no NaN."""
+    return all(
+        bool(((a.float() - b.float()).abs().max() <= NEAR * b.float().abs().max()).item())
+        for a, b in zip(results, wanted, strict=True)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """A result, and the launches that computed it with the names of their kernels."""
@@ -68,7 +93,7 @@ class Recorded:
         return [work for name, work in self.launches if not kernels or name in kernels]
 
 
-def record(case: Case, operands: Any, setting: Any) -> Recorded:
+def record_launches(case: Case, operands: Any, setting: Any) -> Recorded:
     """Run a case once and keep what it launches."""
     launches: list[tuple[str, Work]] = []
     empty = torch.empty

@@ -29,10 +29,13 @@ from benchmarks.kernel_times import (
     Rates,
     Recorded,
     Timer,
+    are_near,
+    are_same,
     brief,
     geometric_mean,
+    measured_on,
     measured_rates,
-    record,
+    record_launches,
     runs_and_copies,
 )
 from benchmarks.models import SHAPES
@@ -41,8 +44,6 @@ from samebit.kernels.triton.launch import IS_INTERPRETED
 KINDS = ("experts", "linear", "attention", "conv")
 FASTEST = 5
 ROUNDS = 5
-NEAR = 0.03
-"""Largest difference, in parts of the largest value, of results in bf16 whose sums have another order."""
 SMOKE_SETTINGS = 1
 
 
@@ -77,7 +78,7 @@ def measure(
         if time.perf_counter() > deadline:
             return found
         try:
-            recorded = [record(case, one, setting) for one in operands]
+            recorded = [record_launches(case, one, setting) for one in operands]
             results = [one.result for one in recorded]
             wanted = expected.setdefault(case.order(setting), results)
             if not are_right(results, wanted, expected[case.order(chosen)]):
@@ -114,13 +115,8 @@ def settings_of(case: Case) -> list[Any]:
 
 
 def are_right(results: list[Tensor], wanted: list[Tensor], in_use: list[Tensor]) -> bool:
-    """Whether results are the wanted ones, bit for bit, and about those of the setting in use."""
-    if wanted is not results:
-        return all(torch.equal(a, b) for a, b in zip(results, wanted, strict=True))
-    return all(
-        bool(((a.float() - b.float()).abs().max() <= NEAR * b.float().abs().max()).item())
-        for a, b in zip(results, in_use, strict=True)
-    )
+    """Whether results are the wanted ones, bit for bit; the first of an order of sums, which set them: about those of the setting in use."""
+    return are_near(results, in_use) if wanted is results else are_same(results, wanted)
 
 
 def median_seconds(timer: Timer, recorded: list[Recorded], kernels: tuple[str, ...], runs: int) -> float:
@@ -191,10 +187,7 @@ def main() -> None:
     rates, timer = measured_rates(device), Timer(device)
     record: dict[str, Any] = {
         "command": f"--model {args.model} --only {args.only}",
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "interpreted",
-        "torch": torch.__version__,
-        "copy_bytes_per_s": rates.copy,
-        "product_operations_per_s": rates.product,
+        **measured_on(device, rates),
         "rows": [],
         "errors": {},
     }

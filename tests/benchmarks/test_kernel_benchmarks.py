@@ -16,7 +16,7 @@ from benchmarks.driving import Answer
 from benchmarks.exactness_price import check, largest_difference, price_of
 from benchmarks.kernel_cases import LinearCase, kernel_cases, model_config, products
 from benchmarks.kernel_conv import ConvCase
-from benchmarks.kernel_times import Rates, geometric_mean, record
+from benchmarks.kernel_times import Rates, geometric_mean, record_launches
 from benchmarks.tiles import KINDS, Measured, are_right, rows_of, settings_of
 from samebit.kernels import torch_set
 from samebit.kernels.triton import conv
@@ -107,7 +107,7 @@ def test_what_must_have_the_same_bits_is_told_from_what_may_differ():
 
 def test_what_a_kernel_does_not_write_is_seen():
     lazy = SimpleNamespace(module=SimpleNamespace(launch=None), run=lambda *_: torch.empty(3))
-    assert record(lazy, (), None).result.isnan().all()
+    assert record_launches(lazy, (), None).result.isnan().all()
 
 
 @pytest.mark.parametrize(("rows", "start", "tokens"), [(3, 543, 1), (2, 0, 2), (2, 0, 25)])
