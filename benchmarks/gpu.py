@@ -77,13 +77,19 @@ def main() -> None:
         print(batch, json.dumps(found), flush=True)
     record["prefill"] = found = prefill(llm, rng, args.rounds, profile=args.profile)
     print(json.dumps(found), flush=True)
+    store(record, args.output)  # the peer may not run
     if args.transformers:
         del llm
         torch.cuda.empty_cache()
         record["transformers"] = transformers_rates(resolve_model(args.model), rng)
+        store(record, args.output)
     print(json.dumps(record, indent=1))
-    if args.output is not None:
-        args.output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def store(record: dict[str, Any], output: Path | None) -> None:
+    """Write the record where it is wanted."""
+    if output is not None:
+        output.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def compare(llm: LLM, model: str, settings: dict[str, Any]) -> None:

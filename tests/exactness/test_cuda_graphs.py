@@ -139,6 +139,8 @@ def test_graphs_go_on_with_weights_that_take_the_place_of_others(make_engine, dr
     assert after != before
 
 
+# That it is a prototype, which does not find every wait.
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_step_waits_for_the_device_once_and_copies_its_results_once(make_engine, monkeypatch):
     engine = make_engine(graph="cuda", max_num_batched_tokens=8, poison=False)
     plain = replace_params(make_request("r", list(range(20)), max_tokens=9), logprobs=0)
