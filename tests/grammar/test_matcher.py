@@ -1,6 +1,7 @@
 """Masks are a function of the tokens before a place, however they are asked for."""
 
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def allowed(mask):
 def way(matcher, seed, most):
     """Random tokens that the grammar allows, up to its end, with the mask before each and behind the last."""
     rng, tokens, masks = random.Random(seed), [], [matcher.masks([])[0]]
-    while len(tokens) < most and not matcher.is_over:
+    while len(tokens) < most and not matcher.is_over and matcher.error is None:
         tokens.append(int(rng.choice(allowed(masks[-1]))))
         matcher.accept(tokens[-1])
         masks.append(matcher.masks([])[0])
@@ -95,6 +96,25 @@ def test_a_vocabulary_that_cannot_spell_a_text_is_an_error_where_it_ends():
     matcher.accept(0)
     assert matcher.error == "no token is allowed"
     assert not matcher.is_over
+
+
+@pytest.mark.parametrize(
+    ("regex", "most_states"),
+    [("(.*a.{25}){5}[^b]*", 5_000), ("(.*[aeiou].{18}){4}q*", 5_000), ("(.*a.{12}){3}[^b]*", 400)],
+)
+def test_where_the_limits_end_an_answer_does_not_depend_on_who_has_followed_the_same_grammar(
+    grammars, monkeypatch, regex, most_states
+):
+    monkeypatch.setitem(sys.modules["samebit.grammar.grammars"]._LIMITS, "max_lexer_states", most_states)
+    ends = {}
+    for seed in range(8):
+        alone = begin(Grammars(grammars._vocabulary), regex=regex)
+        ends[seed] = way(alone, seed, 80)[0], alone.error
+    assert any(error for _, error in ends.values()), "the limits end some of these"
+    company = Grammars(grammars._vocabulary)
+    for seed in (*ends, *ends):
+        matcher = begin(company, regex=regex)
+        assert (way(matcher, seed, 80)[0], matcher.error) == ends[seed]
 
 
 def test_what_others_have_used_of_a_grammar_is_no_part_of_a_request(grammars):

@@ -33,6 +33,8 @@ _LIMITS = {
     "max_items_in_row": 1_000,
     "step_max_items": 10_000,
     "max_lexer_states": 50_000,
+    # No limit: what others have found out takes no fuel, so an answer must not end by it. States end it, and how many a request needs is its own.
+    "step_lexer_fuel": 2_000_000_000,
     "max_grammar_size": 30_000,
     "verbose_errors": False,  # they would hold text of answers
 }

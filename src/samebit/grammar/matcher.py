@@ -55,7 +55,7 @@ class Matcher:
         self._matcher.consume_token(token_id)
         if self._matcher.is_error():
             self._begin_again()
-        is_foreseen = self._guesses[:1] == [token_id] and len(self._masks) > 1
+        is_foreseen = self._guesses[:1] == [token_id] and len(self._masks) > 1 and not self._matcher.is_error()
         self._guesses, self._masks = (self._guesses[1:], self._masks[1:]) if is_foreseen else ([], [])
         self._counts.mask_s += time.perf_counter() - begin
         if not self._masks:
@@ -102,10 +102,12 @@ class Matcher:
         self._counts.mask_s += time.perf_counter() - begin
 
     def _begin_again(self) -> None:
-        """Lead a matcher that shares nothing along the tokens so far."""
+        """Lead a matcher that shares nothing along the tokens so far, with a mask before each: what masks take counts, too."""
         if self._begin is not None:
             self._matcher = self._begin()
-            self._matcher.consume_tokens(self._tokens)
+            for token_id in self._tokens:
+                self._matcher.compute_bitmask()
+                self._matcher.consume_token(token_id)
 
     def _mask(self, matcher: LLMatcher) -> bytes:
         """The mask of the next token, without the end of the grammar."""
