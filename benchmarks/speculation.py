@@ -12,6 +12,7 @@ from when all answers of a batch have begun, so that prefill is left out. Prompt
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -138,12 +139,16 @@ def params_for(temperature: float, max_tokens: int) -> SamplingParams:
 
 
 def code(llm: LLM, count: int) -> Prompts:
-    """Beginnings of modules of the standard library, and what comes behind them where there are not enough modules."""
+    """Beginnings of modules of the standard library, then what comes behind them in those that are long enough."""
     folder = Path(json.__file__).parents[1]
     encode = llm.get_tokenizer().encode_prompt
     ids = [encode((folder / f"{name}.py").read_text()) for name in MODULES]
-    starts = [(number % len(ids), number // len(ids) * CODE_TOKENS) for number in range(count)]
-    return [ids[module][first : first + CODE_TOKENS] for module, first in starts]
+    starts = range(0, max(map(len, ids)) - CODE_TOKENS, CODE_TOKENS)
+    pieces = (module[at : at + CODE_TOKENS] for at in starts for module in ids if len(module) >= at + CODE_TOKENS)
+    found = list(itertools.islice(pieces, count))
+    if len(found) < count:
+        raise SystemExit(f"{count} prompts of code are wanted, there are {len(found)}")
+    return found
 
 
 def dialogues(llm: LLM, count: int) -> Prompts:
