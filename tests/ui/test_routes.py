@@ -2,10 +2,12 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import samebit.server.routes_ui
+from samebit.core.request import MissReason
 from samebit.server.app import create_app
 from samebit.server.routes_ui import page_files
 from samebit.server.service import Service
@@ -47,6 +49,11 @@ def test_the_page_asks_for_nothing_that_is_not_served():
     paths = create_app(Service(None, None, None, None, None, started=0, max_body_bytes=1)).openapi()["paths"]
     assert len(asked) > 4
     assert {f"/{path}" for path in asked} - set(paths) == set()
+
+
+def test_the_page_has_a_sentence_for_every_reason_of_a_miss():
+    sentences = (FOLDER / "cache.js").read_text().partition("const MISSES = {\n")[2].partition("};")[0]
+    assert sorted(re.findall(r"^  (\w+): ", sentences, re.MULTILINE)) == sorted(get_args(MissReason))
 
 
 def test_the_page_makes_no_markup_from_text_and_names_no_other_host():
@@ -106,13 +113,13 @@ def test_the_tree_grows_with_what_is_asked_and_tells_where_it_attached(server):
     # An answer is published in the step after its last.
     server.until(lambda: tokens_of(look(server, "cache")) == 80)
     before = look(server, "cache", name=first["id"])
-    assert before["attachment"] == {"num_attached": 0, "num_matched": 0, "num_possible": 64, "reason": "nothing_cached"}
+    assert before["attachment"] == {"num_attached": 0, "num_matched": 0, "num_possible": 64, "miss_reason": "cold"}
     answer = first["choices"][0]["token_ids"]
     second = server.complete([*ids, *answer, *range(200, 240)], max_tokens=4, temperature=0)
     server.until(lambda: tokens_of(look(server, "cache")) > 80)
     after = look(server, "cache", name=second["id"])
     assert after["attachment"]["num_attached"] == 80
-    assert after["attachment"]["reason"] == "not_cached"
+    assert after["attachment"]["miss_reason"] is None
     span = after["spans"][after["attached_span"]]
     assert span["start"] + span["num_tokens"] == 80
     assert span["checkpoint"]["num_hits"] == 1
@@ -120,28 +127,35 @@ def test_the_tree_grows_with_what_is_asked_and_tells_where_it_attached(server):
     assert sum(span["checkpoint"]["window_pages"].values()) > 0
 
 
-def test_a_prompt_that_leaves_the_path_is_told_from_one_that_goes_on_behind_it(server):
+def test_where_a_prompt_attached_and_why_no_deeper_is_told_as_its_answer_tells_it(server):
     assert server.post("/flush_cache", {})[0] == 200
     ids = list(range(300, 380))
     server.complete(ids, max_tokens=1)
-    reasons = {}
+    found = {}
     for name, prompt in {
         "same": ids,
         "on": [*ids, *range(64)],
         "fork": [*ids[:40], *range(64)],
         "other": [*range(500, 580)],
         "scored": ids,
+        "short": ids[:9],
     }.items():
         fields = {"prompt_logprobs": 1} if name == "scored" else {}
-        answer = server.complete(prompt, max_tokens=1, **fields)
-        reasons[name] = look(server, "cache", name=answer["id"])["attachment"]["reason"]
-    # One token is always left to compute; where a prompt leaves the path there is no checkpoint yet.
-    assert reasons == {
-        "same": "complete",
-        "on": "not_cached",
-        "fork": "no_checkpoint",
-        "other": "nothing_cached",
-        "scored": "prompt_logprobs",
+        answer = server.complete(prompt, max_tokens=1, return_cached_tokens_details=True, **fields)
+        attachment = look(server, "cache", name=answer["id"])["attachment"]
+        found[name] = tuple(attachment.values())
+        (details,) = answer["usage"]["prompt_tokens_details"]["cached_tokens_details"]
+        assert details == {"cached_tokens": attachment["num_attached"], "miss_reason": attachment["miss_reason"]}
+        (request,) = look(server, "requests", name=answer["id"])["requests"]
+        assert request["attachment"] == attachment
+    # Attached, matched and possible tokens. One is always left to compute; where a prompt leaves the path there is no checkpoint yet.
+    assert found == {
+        "same": (64, 64, 64, None),
+        "on": (80, 80, 128, None),
+        "fork": (0, 32, 96, "no_checkpoint"),
+        "other": (0, 0, 64, "cold"),
+        "scored": (0, 0, 0, "prompt_logprobs"),
+        "short": (0, 0, 0, "shorter_than_page"),
     }
 
 

@@ -12,12 +12,13 @@ from samebit.engine import timeline as times
 from samebit.engine.cache_view import Place, cache_view, label_of, place_of
 from samebit.engine.timeline import Timeline
 from samebit.engine.views import Attachment, Look
+from samebit.scheduler.misses import Admission
 from tests.scheduler.world import World
 
 OPERATOR = Look(subject="cache", is_admin=True)
 STRANGER = Look(subject="cache", is_admin=False)
 PROMPT = list(range(1, 13))
-NOWHERE = Place(Attachment(num_attached=0, num_matched=0, num_possible=0, reason="nothing_cached"), None, None)
+NOWHERE = Place(Attachment(num_attached=0, num_matched=0, num_possible=0, miss_reason="cold"), None, None)
 
 
 def request(name="a-0", tokens=(1, 2, 3), salt="", **params):
@@ -38,6 +39,12 @@ def manager():
         world.ask(PROMPT[:10], salt=salt, max_tokens=1)
         world.ask([*PROMPT[:5], *PROMPT[:7]], salt=salt, max_tokens=1)
     return world.manager
+
+
+def place_in(manager):
+    """Where a request attaches that finds pages of PROMPT without a checkpoint."""
+    path = manager.tree.walk(manager.namespace(""), PROMPT, len(PROMPT))
+    return place_of(Admission("a-0", 0, len(PROMPT), path, "no_checkpoint"), manager.geometry.page_size)
 
 
 def texts(view):
@@ -113,7 +120,7 @@ def test_a_large_tree_is_cut(manager, monkeypatch):
 
 
 def test_a_place_is_found_again_while_the_cache_has_it(manager):
-    place = place_of(manager, request(tokens=PROMPT), 0)
+    place = place_in(manager)
     assert place.matched is not None
     view = cache_view(manager, OPERATOR, place, 256)
     span = view.spans[view.matched_span]
@@ -124,9 +131,8 @@ def test_a_place_is_found_again_while_the_cache_has_it(manager):
 
 def test_what_is_remembered_of_requests_keeps_no_node_alive(manager):
     timeline = Timeline()
-    one = request(tokens=PROMPT)
-    timeline.arrived(one, 0.0)
-    place = place_of(manager, one, 0)
+    timeline.arrived(request(tokens=PROMPT), 0.0)
+    place = place_in(manager)
     node = weakref.ref(place.matched)
     timeline.admitted("a-0", place, 0.1)
     del place
@@ -144,7 +150,7 @@ def test_what_ended_is_forgotten_in_the_end_and_what_is_open_is_not(monkeypatch)
         name = f"{number}-0"
         timeline.arrived(request(name), float(number))
         timeline.step([row(name, 0, 3)], [0], number, number + 0.5)
-        timeline.ended(name, "stop", None, number + 0.6)
+        timeline.ended(name, "stop", number + 0.6)
     kept = timeline.view(Look(subject="requests", is_admin=True)).requests
     labels = [one.label for one in kept]
     assert labels[0] == label_of("open-0")
@@ -160,7 +166,7 @@ def test_steps_are_bounded_too(monkeypatch):
         timeline.arrived(request(name), 0.0)
         for step in range(20):
             timeline.step([row(name, step, 1)], [0], 0.0, 0.1)
-        timeline.ended(name, "stop", None, 1.0)
+        timeline.ended(name, "stop", 1.0)
     kept = timeline.view(Look(subject="requests", is_admin=True)).requests
     assert sum(step.num_steps for one in kept for step in one.steps) <= 120
 

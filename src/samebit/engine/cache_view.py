@@ -9,17 +9,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from samebit.core.request import Request
 from samebit.engine.views import (
     Attachment,
     CacheView,
     CheckpointName,
     CheckpointView,
     Look,
-    Reason,
     SpanView,
     TenantView,
 )
+from samebit.scheduler.misses import Admission
 from samebit.state.manager import StateManager
 from samebit.state.prefix_tree import Checkpoint, CheckpointKind, Node
 
@@ -50,31 +49,16 @@ class Place:
     matched: Node | None
 
 
-def place_of(manager: StateManager, request: Request, num_attached: int) -> Place:
-    """Where `request`, just admitted, resumed with `num_attached` tokens, and why it could not be deeper."""
-    tokens, size = request.prompt_token_ids, manager.geometry.page_size
-    limit = len(tokens) - 1
-    is_scored = request.params.prompt_logprobs is not None
-    if is_scored:
-        limit = min(limit, max(request.prompt_logprobs_start, 1) - 1)
-    path = manager.tree.walk(manager.namespace(request.cache_salt), tokens, limit) if manager.enable_caching else []
-    num_matched, possible = len(path) * size, limit // size * size
-    reason: Reason
-    if not manager.enable_caching:
-        reason = "off"
-    elif num_attached >= possible:
-        reason = "prompt_logprobs" if is_scored else "complete"
-    elif num_matched > num_attached:
-        reason = "no_checkpoint"
-    elif not path:
-        reason = "nothing_cached"
-    else:
-        reason = "differs" if path[-1].children else "not_cached"
+def place_of(admission: Admission, page_size: int) -> Place:
+    """Where a request resumed that has just been admitted."""
+    path, num_pages = admission.path, admission.num_cached // page_size
     attachment = Attachment(
-        num_attached=num_attached, num_matched=num_matched, num_possible=max(possible, 0), reason=reason
+        num_attached=admission.num_cached,
+        num_matched=len(path) * page_size,
+        num_possible=admission.num_possible,
+        miss_reason=admission.miss_reason,
     )
-    attached = path[num_attached // size - 1] if 0 < num_attached <= num_matched else None
-    return Place(attachment, attached, path[-1] if path else None)
+    return Place(attachment, path[num_pages - 1] if num_pages else None, path[-1] if path else None)
 
 
 def cache_view(manager: StateManager, look: Look, place: Place | None, interval: int) -> CacheView:

@@ -161,7 +161,7 @@ class Engine:
         self._outputs.close(request_id)
         self._audit.ended(request_id)
         self._arrived_s.pop(request_id, None)
-        self.timeline.ended(request_id, "abort", None, time.monotonic())
+        self.timeline.ended(request_id, "abort", time.monotonic())
         return self.scheduler.finish(request_id, "abort")
 
     def step(self) -> list[EngineOutput]:
@@ -260,7 +260,7 @@ class Engine:
 
     def _launch(self, plan: BatchPlan) -> None:
         began_s = time.monotonic()
-        self._note_admitted(plan, began_s)
+        self._note_admitted(began_s)
         self._audit.make_way()
         launch = partial(self._runner.launch, plan)
         # A CPU runs a step while it is launched.
@@ -312,15 +312,12 @@ class Engine:
             "host_s": self._totals["step_s"] - self._totals["waited_s"],
         }
 
-    def _note_admitted(self, plan: BatchPlan, now_s: float) -> None:
-        """Note how long the requests waited whose first step `plan` is, and where they attached to the prefix cache."""
-        admitted = self.scheduler.take_admitted()
-        starts = {row.request_id: row.start for row in plan.rows} if admitted else {}
-        for name in admitted:
+    def _note_admitted(self, now_s: float) -> None:
+        """Note how long the requests waited whose first step begins, and where they attached to the prefix cache."""
+        for admission in self.scheduler.take_admitted():
+            name = admission.request_id
             self._admitted.append(Admitted(name, now_s, now_s - self._arrived_s.pop(name, now_s)))
-            request = self.timeline.waiting(name)
-            if request is not None and name in starts:
-                self.timeline.admitted(name, place_of(self.manager, request, starts[name]), now_s)
+            self.timeline.admitted(name, place_of(admission, self.manager.geometry.page_size), now_s)
 
     def _deliver(self, progress: Progress) -> EngineOutput:
         output = self._outputs.process(progress)
@@ -328,7 +325,7 @@ class Engine:
         if output.finish_reason is not None and progress.finish_reason is None:
             self.scheduler.finish(output.request_id, output.finish_reason)
         if output.finish_reason is not None:
-            self.timeline.ended(output.request_id, output.finish_reason, output.cache_miss_reason, time.monotonic())
+            self.timeline.ended(output.request_id, output.finish_reason, time.monotonic())
         self._totals["generation_tokens"] += len(output.token_ids)
         return output
 

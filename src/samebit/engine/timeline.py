@@ -30,11 +30,9 @@ _EPOCH_S = time.time() - time.monotonic()
 class _Record:
     """One request. `rows` holds `_FIELDS` numbers a step: start, end, first position, tokens, guesses, accepted ones.
 
-    `request` is let go when it is admitted; nodes are only looked at while the cache has them. `fold`: what was
-    made of `rows` for those who looked.
+    Nodes are only looked at while the cache has them. `fold`: what was made of `rows` for those who looked.
     """
 
-    request: Request | None
     name: str
     salt: str
     num_prompt: int
@@ -43,7 +41,6 @@ class _Record:
     admitted_s: float | None = None
     ended_s: float | None = None
     finish_reason: str | None = None
-    miss_reason: str | None = None
     attachment: Attachment | None = None
     attached: weakref.ref[Node] | None = None
     matched: weakref.ref[Node] | None = None
@@ -62,20 +59,15 @@ class Timeline:
         """A request was taken on."""
         name = request.request_id
         self._drop(name)
-        self._records[name] = _Record(request, name, request.cache_salt, len(request.prompt_token_ids), now_s)
+        self._records[name] = _Record(name, request.cache_salt, len(request.prompt_token_ids), now_s)
         self._num_open += 1
         self._forget()
-
-    def waiting(self, name: str) -> Request | None:
-        """The request of that name, if it has not been admitted yet."""
-        record = self._records.get(name)
-        return None if record is None else record.request
 
     def admitted(self, name: str, place: Place, now_s: float) -> None:
         """A request's first step begins, at that place of the cache."""
         record = self._records.get(name)
-        if record is not None:
-            record.request, record.admitted_s, record.attachment = None, now_s, place.attachment
+        if record is not None and record.ended_s is None:
+            record.admitted_s, record.attachment = now_s, place.attachment
             record.attached = None if place.attached is None else weakref.ref(place.attached)
             record.matched = None if place.matched is None else weakref.ref(place.matched)
 
@@ -89,12 +81,11 @@ class Timeline:
                 record.rows.extend((start_s, end_s, row.start, row.num_tokens, row.num_drafts, count))
                 self._num_rows += record.ended_s is not None
 
-    def ended(self, name: str, reason: str, miss_reason: str | None, now_s: float) -> None:
+    def ended(self, name: str, reason: str, now_s: float) -> None:
         """A request is over."""
         record = self._records.get(name)
         if record is not None and record.ended_s is None:
-            record.request, record.ended_s = None, now_s
-            record.finish_reason, record.miss_reason = reason, miss_reason
+            record.ended_s, record.finish_reason = now_s, reason
             self._num_open -= 1
             self._num_rows += len(record.rows) // _FIELDS
 
@@ -161,7 +152,6 @@ def _view(record: _Record, fold: _Fold) -> RequestView:
         num_cached_tokens=record.attachment.num_attached if record.attachment else 0,
         num_drawn_tokens=fold.num_drawn,
         finish_reason=record.finish_reason,
-        miss_reason=record.miss_reason,
         attachment=record.attachment,
         steps=fold.steps(),
     )

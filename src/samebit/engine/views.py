@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
+from samebit.core.request import MissReason
+
 CheckpointName = Literal["grid", "prompt_end", "fork", "response_end", "preempted"]
-# Why a request resumed where it did, and no deeper.
-Reason = Literal["complete", "prompt_logprobs", "no_checkpoint", "differs", "not_cached", "nothing_cached", "off"]
 Subject = Literal["cache", "requests"]
 Kind = Literal["prefill", "decode", "verify", "publish"]
 
@@ -66,12 +66,15 @@ class TenantView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a request resumed: at token `num_attached` of the first `num_matched` that were cached, of `num_possible` at most."""
+    """Where a request resumed: at token `num_attached` of the first `num_matched` that were cached, of `num_possible` at most.
+
+    `miss_reason`: why it resumed nowhere, as metrics and answers say it; None where it did, or where there is no cache.
+    """
 
     num_attached: int
     num_matched: int
     num_possible: int
-    reason: Reason
+    miss_reason: MissReason | None
 
 
 class CacheView(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -123,7 +126,6 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int
     num_drawn_tokens: int
     finish_reason: str | None
-    miss_reason: str | None
     attachment: Attachment | None
     steps: list[StepView]
 

@@ -21,7 +21,7 @@ from samebit.core.request import FinishReason, Request
 from samebit.grammar.matcher import Matcher
 from samebit.scheduler.counters import Counters
 from samebit.scheduler.edits import LogitRules
-from samebit.scheduler.misses import miss_reason
+from samebit.scheduler.misses import Admission, admission
 from samebit.scheduler.planning import (
     PlannedRow,
     awaits_prefix,
@@ -69,7 +69,7 @@ class Scheduler:
         self._step, self._sequences = 0, dict[str, Sequence]()
         self._waiting = WaitingQueue(config.priority_aging_steps)
         self._running, self._publishing = list[Sequence](), list[Sequence]()
-        self._flights, self._admitted = deque[_Flight](), list[str]()
+        self._flights, self._admitted = deque[_Flight](), list[Admission]()
 
     @property
     def num_waiting(self) -> int:
@@ -166,7 +166,7 @@ class Scheduler:
                 self._drop(row.sequence)
         return failed
 
-    def take_admitted(self) -> list[str]:
+    def take_admitted(self) -> list[Admission]:
         """Requests that were admitted for the first time since the last call."""
         admitted, self._admitted = self._admitted, []
         return admitted
@@ -262,9 +262,9 @@ class Scheduler:
         sequence.num_cached = state.length
         if sequence.request.is_shadow:
             return
-        self._admitted.append(sequence.request.request_id)
-        if self._manager.enable_caching and not state.length:
-            sequence.miss_reason = miss_reason(sequence, self._manager)
+        self._admitted.append(admission(sequence, self._manager))
+        sequence.miss_reason = self._admitted[-1].miss_reason
+        if sequence.miss_reason is not None:
             self.counters.missed(sequence.miss_reason)
 
     def _publishing_row(self, sequence: Sequence) -> PlannedRow:

@@ -13,15 +13,16 @@ const KINDS = {
   response_end: "at the end of an answer",
   preempted: "of a request that had to wait",
 };
-const REASONS = {
-  complete: "It could not be deeper: at least one token must be computed, and whole pages only are cached.",
-  prompt_logprobs: "It could not be deeper: the tokens behind are to be scored, and cached ones have no logits.",
-  no_checkpoint:
-    "More of it was cached, but without a checkpoint: only there are a window and the inputs of the convolutions kept.",
-  differs: "Its next page differs from all that are cached beyond this one.",
-  not_cached: "Beyond this, nothing of it was cached.",
-  nothing_cached: "Nothing that begins like it was cached.",
-  off: "There is no prefix cache (--no-enable-prefix-caching).",
+// Why nothing was found, by the names that metrics and answers have for it.
+const MISSES = {
+  cold: "Nobody has asked for it before, or not for long.",
+  salt: "Nothing is cached under its cache_salt.",
+  no_checkpoint: "Its beginning is cached, but it leaves that before the first checkpoint.",
+  window_evicted: "Its pages are cached, but what the window and the convolutions need had to make room.",
+  evicted: "It was cached, and had to make room.",
+  shorter_than_page: "It has no full page before its last token.",
+  prompt_logprobs: "Its tokens are to be scored, and cached ones have no logits.",
+  effort_changed: "The conversation was had before with another reasoning effort, which stands at its beginning.",
 };
 let view = null;
 let chosen = null;
@@ -137,14 +138,25 @@ function chart() {
   return element("div", "chart", [axis, box]);
 }
 
+// Why a request resumed where it did, and no deeper.
+function why({ num_attached: attached, num_matched: matched, num_possible: possible, miss_reason: miss }) {
+  if (miss) return `${MISSES[miss]} (${miss})`;
+  if (!attached) return "There is no prefix cache (--no-enable-prefix-caching).";
+  if (attached === possible)
+    return "It could not be deeper: whole pages only are cached, and the last token, or those to be scored, must be computed.";
+  if (matched > attached)
+    return "More of it was cached, but without a checkpoint: only there are a window and the inputs of the convolutions kept.";
+  return "Beyond this, nothing of it was cached.";
+}
+
 function told() {
   const { attachment } = view;
   if (!attachment) return element("p", "hint", "No request is remembered yet.");
-  const { num_attached: attached, num_matched: matched, num_possible: possible, reason } = attachment;
+  const { num_attached: attached, num_matched: matched, num_possible: possible } = attachment;
   const which = whose === "mine" && last.name ? "Your last request" : "The last request";
   const where = attached ? `resumed at token ${count(attached)}` : "began at its first token";
   const more = matched > attached ? `, although ${count(matched)} were cached` : "";
-  return element("p", "told", `${which} ${where} of ${count(possible)} possible${more}. ${REASONS[reason]}`, {
+  return element("p", "told", `${which} ${where} of ${count(possible)} possible${more}. ${why(attachment)}`, {
     id: "told",
   });
 }

@@ -114,7 +114,8 @@ function details() {
   const request = whole;
   if (!request) return element("p", "hint", "Choose a request to see each of its steps.");
   const queue = request.admitted_s === null ? "still waits" : `queued for ${seconds(request.admitted_s)}`;
-  const miss = request.miss_reason ? `, nothing cached: ${request.miss_reason.replaceAll("_", " ")}` : "";
+  const reason = request.attachment?.miss_reason;
+  const miss = reason ? `, nothing cached: ${reason.replaceAll("_", " ")}` : "";
   const cached = `${count(request.num_cached_tokens)} of ${plural(request.num_prompt_tokens, "prompt token")} cached`;
   const tokens = request.num_prompt_tokens + request.num_drawn_tokens;
   const trace = element("button", "", "Trace of this request", {
