@@ -54,7 +54,7 @@ clean:
 	touch $@
 
 .venv/.stamp-dev: .venv/.stamp-torch pyproject.toml
-	$(INSTALL) -e '.[dev]'
+	$(INSTALL) -e '.[dev,clients]'
 	touch $@ .venv/.stamp-run
 
 .venv/.stamp-docs: .venv/.stamp-torch pyproject.toml

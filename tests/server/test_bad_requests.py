@@ -69,6 +69,7 @@ WRONG = [
     (TEXT, {"prompt": "a", "min_p": 2}, "min_p"),
     (TEXT, {"prompt": "a", "n": 0}, "n"),
     (TEXT, {"prompt": "a", "n": 129}, "n"),
+    (TEXT, {"prompt": ["a", "b"], "n": 2**62}, "n"),
     (TEXT, {"prompt": "a", "seed": 2**63}, "seed"),
     (TEXT, {"prompt": "a", "logprobs": -1}, "logprobs"),
     (TEXT, {"prompt": "a", "logprobs": 21}, "logprobs"),

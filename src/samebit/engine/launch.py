@@ -110,6 +110,10 @@ class _Keeper:
                     self._process.kill()
                 reason = self._client.lose(await _end_of(self._process))
                 if not self._may_restart():
+                    if len(self._restarts) > self._max_restarts > 0:
+                        reason = EngineDeadError(
+                            f"{reason}; it was started again {self._max_restarts} times in ten minutes, which is the limit"
+                        )
                     self._client.fail(reason)
                     return
                 if self._say is not None:

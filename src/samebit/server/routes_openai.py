@@ -61,8 +61,8 @@ class OpenAIRoutes:
         """Continue one or more prompts."""
         self._service.check_open()
         body = await parse_body(request, CompletionBody, self._service.max_body_bytes)
-        # A million prompts are turned away before any of them is encoded.
-        self._client.check_count(body.num_prompts * (body.n or 1))
+        # A million prompts are turned away before any of them is encoded; samples of them are counted when `n` is known to be one.
+        self._client.check_count(body.num_prompts)
         with in_words_of(body):
             job = await self._translator.complete(body)
         shape = CompletionShape(job, self._translator.tokenizer)
