@@ -19,6 +19,7 @@ from samebit.engine.launch import start_engine
 from samebit.engine.metrics import ServerMetrics
 from samebit.engine.preparation import Preparation
 from samebit.engine.streams import merge
+from samebit.grammar.definition import Definition
 from samebit.grammar.grammars import Grammars
 from samebit.grammar.vocabulary import Vocabulary
 
@@ -139,6 +140,24 @@ def test_threads_that_need_the_vocabulary_at_once_take_it_in_once():
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(grammars.prepare, [request(str(number), f"[ab]{{1,{number + 1}}}") for number in range(4)]))
     assert made == [1]
+
+
+def test_the_text_of_a_grammar_is_made_once_a_request_and_not_kept_behind_its_start(monkeypatch):
+    texts, made = [b"a", b"<end>"], []
+    grammars = Grammars(Vocabulary(2, texts.__getitem__, {"<end>": 1}, lambda text: [0] * len(text)))
+    text_of = Definition.text
+    monkeypatch.setattr(Definition, "text", lambda definition: made.append(definition) or text_of(definition))
+    for number in range(3):
+        held = request(str(number), "a{3}")
+        grammars.is_ready(held)
+        grammars.prepare(held)
+        assert grammars.is_ready(held)
+        assert grammars.matcher(held) is not None
+        assert len(made) == number + 1
+    assert not grammars._defined
+    for number in range(200):
+        grammars.is_ready(request(str(number), "a{3}"))  # and then its client leaves
+    assert len(grammars._defined) <= 64
 
 
 def test_threads_that_compile_at_once_leave_the_stacks_of_others_as_they_were():

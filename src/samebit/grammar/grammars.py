@@ -21,6 +21,8 @@ from samebit.grammar.matcher import GrammarCounts, Matcher, reason_of
 from samebit.grammar.vocabulary import Vocabulary
 
 _MAX_COMPILED = 64
+# Requests whose grammars are kept as text from when they were first asked about until they get their matcher.
+_MAX_DEFINED = 64
 # The compiler calls itself for each level: the worst that a wish of 256 KiB can hold took less than a third. Unused, it costs nothing.
 _STACK_BYTES = 512 << 20
 # The size of a new thread's stack is a setting of the process: two who change it and put it back must not overlap.
@@ -50,6 +52,8 @@ class Grammars:
         self._format = MessageFormat.of(vocabulary.special_tokens)
         # What a grammar's text has come to: a matcher at its beginning, or why there is none.
         self._compiled: OrderedDict[str, LLMatcher | str] = OrderedDict()
+        # By the identity of requests, which are held here so that it stays theirs.
+        self._defined: OrderedDict[int, tuple[Request, Definition, str]] = OrderedDict()
         self._compile_times_s: deque[float] = deque(maxlen=_MAX_TIMES)
         self._lock = threading.Lock()
         self._made: LLTokenizer | None = None
@@ -61,7 +65,7 @@ class Grammars:
         if wanted is None:
             return True
         try:
-            text = self._define(request, wanted).text()
+            _, text = self._define(request, wanted)
         except InvalidRequestError:
             return True
         with self._lock:
@@ -69,23 +73,19 @@ class Grammars:
 
     def prepare(self, request: Request) -> None:
         """Compile what `request` asks for, so that `matcher` finds it. InvalidRequestError says why that cannot be."""
-        self.matcher(request)
+        wanted = request.params.structured_outputs
+        if wanted is not None:
+            self._find(wanted, *self._define(request, wanted))
 
     def matcher(self, request: Request) -> Matcher | None:
         """The way through the grammar of `request`, at its beginning; None if it asks for none. Raises as `prepare`."""
         wanted = request.params.structured_outputs
         if wanted is None:
             return None
-        definition = self._define(request, wanted)
-        text = definition.text()
+        definition, text = self._define(request, wanted)
         with self._lock:
-            found = self._compiled.get(text)
-            if found is not None:
-                self._compiled.move_to_end(text)
-        if found is None:
-            found = self._compile(definition, wanted, text)
-        if isinstance(found, str):
-            raise InvalidRequestError(f"{wanted.field}: {found}", param=wanted.field)
+            self._defined.pop(id(request), None)
+        found = self._find(wanted, definition, text)
         return Matcher(found.deep_copy(), self._vocabulary.size, self.counts, partial(self._begin_again, text))
 
     def take_compile_times(self) -> list[float]:
@@ -95,8 +95,30 @@ class Grammars:
             self._compile_times_s.clear()
         return times
 
-    def _define(self, request: Request, wanted: StructuredOutputsParams) -> Definition:
-        return define(wanted, request.prompt_token_ids, request.eos_token_ids, self._format, self._free)
+    def _define(self, request: Request, wanted: StructuredOutputsParams) -> tuple[Definition, str]:
+        """The grammar of a request and its text, which is made once and may be long."""
+        with self._lock:
+            if (known := self._defined.get(id(request))) is not None:
+                return known[1:]
+        definition = define(wanted, request.prompt_token_ids, request.eos_token_ids, self._format, self._free)
+        text = definition.text()
+        with self._lock:
+            self._defined[id(request)] = request, definition, text
+            if len(self._defined) > _MAX_DEFINED:
+                self._defined.popitem(last=False)
+        return definition, text
+
+    def _find(self, wanted: StructuredOutputsParams, definition: Definition, text: str) -> LLMatcher:
+        """The matcher that all who want this grammar begin with a copy of; compiled if it is not kept."""
+        with self._lock:
+            found = self._compiled.get(text)
+            if found is not None:
+                self._compiled.move_to_end(text)
+        if found is None:
+            found = self._compile(definition, wanted, text)
+        if isinstance(found, str):
+            raise InvalidRequestError(f"{wanted.field}: {found}", param=wanted.field)
+        return found
 
     def _tokenizer(self) -> LLTokenizer:
         """Made once, when the first grammar needs it; whoever comes meanwhile waits."""
