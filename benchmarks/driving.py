@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from samebit import LLM, SamplingParams
@@ -79,6 +81,17 @@ def answer_all(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams) -
         for output in outputs:
             found[output.request_id].add(output, now_s)
     return result
+
+
+def add_flags(parser: argparse.ArgumentParser, *, rounds: int, cache_bytes: int | None, smoke: str) -> None:
+    """The flags of all that compares engines side by side, with these defaults; `smoke`: what a run of seconds does."""
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--cache-bytes", type=int, default=cache_bytes, help="of each engine")
+    parser.add_argument("--capture", default="start", choices=("start", "use"), help="when graphs are captured")
+    parser.add_argument("--smoke", action="store_true", help=f"see that it runs: {smoke}")
+    parser.add_argument("--output", type=Path)
 
 
 def bounded(settings: dict[str, Any], device: str, cache_bytes: int | None, on_gpu: int) -> dict[str, Any]:

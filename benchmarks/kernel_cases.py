@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+from benchmarks.kernel_case import Case
 from benchmarks.kernel_conv import conv_cases
 from benchmarks.kernel_settings import (
     DTYPE,
@@ -36,46 +36,6 @@ SMOKE = {
     "rel_extent": 32, "sliding_window_size": 20, "dense_intermediate_size": 48, "intermediate_size": 32,
     "n_routed_experts": 4, "num_experts_per_tok": 2, "vocab_size": 96, "unpadded_vocab_size": 90, "model_max_length": 256,
 }  # fmt: skip
-
-
-class Case(Protocol):
-    """A kernel at a size. `parts` names what is timed by itself, and the kernels that belong to it (none: all)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def size(self) -> str: ...
-    @property
-    def module(self) -> ModuleType: ...
-    @property
-    def parts(self) -> dict[str, tuple[str, ...]]: ...
-
-    def chosen(self) -> Any:
-        """The setting that the kernel's table gives now."""
-
-    def settings(self) -> list[Any]:
-        """Others worth a try."""
-
-    def variant(self, setting: Any) -> Hashable:
-        """Equal for what is compiled alike."""
-
-    def order(self, setting: Any) -> Hashable:
-        """Equal for settings that must give the same bits."""
-
-    def label(self, setting: Any) -> str:
-        """A word for the setting."""
-
-    def work(self, part: str) -> tuple[float, float]:
-        """Bytes that a part must move at least, and its operations."""
-
-    def footprint(self) -> int:
-        """Bytes of the operands."""
-
-    def operands(self, device: torch.device) -> Any:
-        """Random ones."""
-
-    def run(self, operands: Any, setting: Any) -> Tensor:
-        """Launch all that computes the result."""
 
 
 def model_config(name: str, *, smoke: bool = False) -> InklingConfig:
@@ -125,7 +85,7 @@ def products(config: InklingConfig) -> list[Product]:
 
 
 @dataclass(frozen=True, slots=True)
-class LinearCase:
+class LinearCase(Case):
     """A linear map of `rows` tokens."""
 
     product: Product
@@ -141,10 +101,6 @@ class LinearCase:
     def size(self) -> str:
         return str(self.rows)
 
-    @property
-    def parts(self) -> dict[str, tuple[str, ...]]:
-        return {"": ()}
-
     def chosen(self) -> linear.Tile:
         return linear.tile_of(self.rows, self.product.num_out, self.product.num_in, DTYPE)
 
@@ -155,9 +111,6 @@ class LinearCase:
         product = self.product
         span = linear.whole_span(setting.span, product.num_in, DTYPE)
         return "linear", product.wide, product.num_out % 16, product.num_in % 64, replace(setting, span=span)
-
-    def order(self, setting: linear.Tile) -> Hashable:
-        return ()
 
     def label(self, setting: linear.Tile) -> str:
         return f"{setting.weights}x{setting.tokens}x{setting.span}/w{setting.num_warps}s{setting.num_stages}"
@@ -180,7 +133,7 @@ class LinearCase:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsCase:
+class ExpertsCase(Case):
     """The experts of a layer for `rows` tokens, each routed to random ones."""
 
     config: InklingConfig
@@ -216,9 +169,6 @@ class ExpertsCase:
 
     def variant(self, setting: experts.Tiles) -> Hashable:
         return "experts", self.num_experts, replace(setting.gate_up, programs=0), replace(setting.down, programs=0)
-
-    def order(self, setting: experts.Tiles) -> Hashable:
-        return ()
 
     def label(self, setting: experts.Tiles) -> str:
         tiles = dict.fromkeys((setting.gate_up, setting.down))
@@ -259,7 +209,7 @@ class ExpertsCase:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionCase:
+class AttentionCase(Case):
     """Attention of `rows` batch rows of `tokens` tokens, each behind `start` others."""
 
     heads: HeadShape
@@ -279,10 +229,6 @@ class AttentionCase:
     @property
     def size(self) -> str:
         return f"{self.rows} rows" if self.tokens == 1 else f"{self.rows} x {self.tokens}"
-
-    @property
-    def parts(self) -> dict[str, tuple[str, ...]]:
-        return {"": ()}
 
     def chosen(self) -> attention.Tiling:
         return attention.TILINGS[DTYPE]

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from benchmarks.kernel_case import Case
 from benchmarks.kernel_settings import DTYPE, conv_tiles
 from samebit.kernels.triton import conv
 from samebit.kernels.values import SINK_ROW, ConvIndex
@@ -25,7 +26,7 @@ NEW = -1
 
 
 @dataclass(frozen=True, slots=True)
-class ConvCase:
+class ConvCase(Case):
     """`rows` batch rows of `tokens` tokens, each behind `start` others; inputs are columns of a tensor of `stride`."""
 
     channels: int
@@ -45,10 +46,6 @@ class ConvCase:
     def size(self) -> str:
         return f"{self.rows} rows" if self.tokens == 1 else f"{self.rows} x {self.tokens}"
 
-    @property
-    def parts(self) -> dict[str, tuple[str, ...]]:
-        return {"": ()}
-
     def chosen(self) -> conv.Tile:
         return conv.tile_of(self.rows * self.tokens, self.rows, self.channels)
 
@@ -57,9 +54,6 @@ class ConvCase:
 
     def variant(self, setting: conv.Tile) -> Hashable:
         return "conv", self.channels, self.stride, self.has_residual, self.tokens <= HISTORY, setting
-
-    def order(self, setting: conv.Tile) -> Hashable:
-        return ()
 
     def label(self, setting: conv.Tile) -> str:
         return f"{setting.channels}x{setting.tokens}/w{setting.num_warps}r{setting.registers}"

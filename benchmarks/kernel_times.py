@@ -21,7 +21,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from benchmarks.kernel_cases import Case
+from benchmarks.kernel_case import Case
 from samebit.kernels.triton import attention, experts
 from samebit.kernels.triton.launch import IS_INTERPRETED, launch
 

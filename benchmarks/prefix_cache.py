@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.driving import answer_all, bounded
+from benchmarks.driving import add_flags, answer_all, bounded
 from samebit import LLM, SamplingParams
 from samebit.bench.datasets import Conversation, Workload, conversations
 from samebit.bench.environment import environment
@@ -77,18 +77,12 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     """The arguments; those of `--smoke` are of a run of seconds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--system", type=int, default=4096, help="tokens of the system prompt")
     parser.add_argument("--user", type=int, default=100, help="tokens of what is asked in a turn")
     parser.add_argument("--answer", type=int, default=32, help="tokens of an answer")
     parser.add_argument("--max-num-batched-tokens", type=int, default=512)
-    parser.add_argument("--cache-bytes", type=int, help="of each engine; on a GPU 8 GiB if not given")
-    parser.add_argument("--capture", default="start", choices=("start", "use"), help="when graphs are captured")
-    parser.add_argument("--smoke", action="store_true", help="see that it runs: a short conversation")
-    parser.add_argument("--output", type=Path)
+    add_flags(parser, rounds=3, cache_bytes=None, smoke="a short conversation")
     args = parser.parse_args(arguments)
     if args.smoke:
         args.rounds, args.turns, args.system, args.user, args.answer = 1, 3, 256, 20, 8

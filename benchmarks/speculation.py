@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from benchmarks.driving import answer_all, bounded
+from benchmarks.driving import add_flags, answer_all, bounded
 from samebit import LLM, SamplingParams
 from samebit.bench.environment import environment
 from samebit.bench.recall import PAGE_SIZE
@@ -83,17 +83,11 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     """The arguments; those of `--smoke` are of a run of seconds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="nano")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 14], help="requests at once")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.8], help="0.8 is with a top-p of 0.95")
     parser.add_argument("--speculative-config", type=json.loads, nargs="+", help="the arms; all methods if not given")
-    parser.add_argument("--cache-bytes", type=int, default=CACHE_BYTES, help="of each engine")
-    parser.add_argument("--capture", default="start", choices=("start", "use"), help="when graphs are captured")
-    parser.add_argument("--smoke", action="store_true", help="see that it runs: few prompts and tokens")
-    parser.add_argument("--output", type=Path)
+    add_flags(parser, rounds=5, cache_bytes=CACHE_BYTES, smoke="few prompts and tokens")
     args = parser.parse_args(arguments)
     args.speculative_config = args.speculative_config or [{"method": method} for method in METHODS]
     if args.smoke:
