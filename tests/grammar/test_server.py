@@ -182,7 +182,7 @@ MANY_REFERENCES = {
     "$defs": {f"a{number}": {"$ref": f"#/$defs/a{number + 1}"} for number in range(5000)} | {"a5000": {}},
 }
 FAR = {"minimum": 10**40}
-MANY_SETS = "".join(f"[^{chr(0x100 + 7 * number)}{chr(0x900 + 5 * number)}]{{1,60}}" for number in range(2000))
+MANY_SETS = "".join(f"[^{chr(0x100 + 7 * number)}{chr(0x900 + 5 * number)}]{{1,60}}" for number in range(400))
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ MANY_SETS = "".join(f"[^{chr(0x100 + 7 * number)}{chr(0x900 + 5 * number)}]{{1,6
         ({"structured_outputs": {"json": schema_text(20000)}}, "structured_outputs", "at most 100 levels"),
         ({"structured_outputs": {"json": json.loads(schema_text(300))}}, None, "at most 200 levels"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["x" * (1 << 20)]}}}}, "response_format", "at most 262144"),
-        ({"structured_outputs": {"json": {"properties": {f"p{number}": {} for number in range(6000)}}}}, "structured_outputs", "limit for this grammar: 30000"),
-        ({"regex": MANY_SETS}, "regex", "limit for this grammar: 300000"),
+        ({"structured_outputs": {"json": {"properties": {f"p{number}": {} for number in range(6000)}}}}, "structured_outputs", "limit for this grammar"),
+        ({"regex": MANY_SETS}, "regex", "limit for this grammar: 50000"),
         ({"ebnf": "start[lazy]: /.*/"}, "ebnf", "assertion failed: !state.has_lowest_match()"),
     ],
 )  # fmt: skip

@@ -126,7 +126,8 @@ def _answer_part(wanted: StructuredOutputsParams) -> Part:
     if schema is not None:
         return _schema_part(schema)
     if wanted.choice is not None:
-        return {"lark_grammar": "start: " + " | ".join(map(_quoted, wanted.choice))}
+        # One word of the lexer: as rules, each text would be an item of the parser.
+        return {"lark_grammar": "start: CHOICE\nCHOICE: " + " | ".join(map(_quoted, wanted.choice))}
     if wanted.regex is not None:
         found: Part = json.loads(LLMatcher.grammar_from_regex(wanted.regex))["grammars"][0]
         return {"lark_grammar": found["lark_grammar"]}

@@ -31,8 +31,8 @@ _STACK_SIZE = threading.Lock()
 _MAX_TIMES = 1 << 10
 # What one token of one request may cost: grammars that are more ambiguous than this end with an error of their own.
 _LIMITS = {
-    "initial_lexer_fuel": 300_000,
-    "max_items_in_row": 1_000,
+    "initial_lexer_fuel": 50_000,  # what a token may cost grows with it: the worst found took some 50 ms
+    "max_items_in_row": 4_000,
     "step_max_items": 10_000,
     "max_lexer_states": 50_000,
     # No limit: what others have found out takes no fuel, so an answer must not end by it. States end it, and how many a request needs is its own.
