@@ -15,6 +15,7 @@ CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/response
 SAY = [{"role": "user", "content": "hi"}]
 GOOD = {"prompt": "import os\n", "seed": 1, "max_tokens": 8, "logprobs": 1}
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
+PART = {"type": "text", "text": "hi"}
 DEEP = b'{"prompt":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
 WRONG = [
@@ -99,7 +100,20 @@ WRONG = [
     (RESPONSES, {}, "input"),
     (RESPONSES, {"input": []}, "input"),
     (RESPONSES, {"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input"),
-    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+    (
+        RESPONSES,
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        "input.0.content",
+    ),
+    (RESPONSES, {"input": [*SAY, {**SAY[0], "foo": 1}]}, "input.1.foo"),
+    (RESPONSES, {"input": [{"type": "function_call", "call_id": "a", "name": "b"}]}, "input.0.arguments"),
+    (RESPONSES, {"input": [{"type": "item_reference", "id": "a"}]}, "input.0.type"),
+    (RESPONSES, {"input": [5]}, "input.0"),
+    (
+        RESPONSES,
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "foo": 1}]}]},
+        "input.0.content.0.foo",
+    ),
     (RESPONSES, {"input": "a", "store": True}, "store"),
     (RESPONSES, {"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
     (RESPONSES, {"input": "a", "background": True}, "background"),
@@ -156,6 +170,12 @@ WRONG = [
     (CHAT, {"messages": [{"role": "wizard", "content": "hi"}]}, "messages"),
     (CHAT, {"messages": [{"role": "user", "content": IMAGE}]}, "messages.0.content"),
     (CHAT, {"messages": [{"role": "user", "content": "hi", "mood": "good"}]}, "messages.0.mood"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{**PART, "cache_control": {}}]}]},
+        "messages.0.content.0.cache_control",
+    ),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
     (CHAT, {"messages": SAY, "top_logprobs": 2}, "top_logprobs"),
     (CHAT, {"messages": SAY, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     (CHAT, {"messages": SAY, "logprobs": 1}, "logprobs"),
@@ -214,6 +234,23 @@ OPTIONAL = [
 @pytest.mark.parametrize(("kind", "name"), OPTIONAL, ids=lambda value: getattr(value, "__name__", value))
 def test_a_field_that_need_not_be_sent_may_be_null(kind, name):
     kind.__pydantic_validator__.validate_assignment(kind.model_construct(), name, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": [{**PART, "cache_control": None}], "x": None}], "x": None}),
+        (
+            RESPONSES,
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": "hi", "x": None}], "x": None}]},
+        ),
+    ],
+    ids=["chat", "responses"],
+)
+def test_a_field_that_nobody_knows_may_be_null_anywhere(server, path, body):
+    limit = {"max_tokens" if path == CHAT else "max_output_tokens": 1}
+    status, _, answer = server.post(path, {**body, **limit})
+    assert status == 200, answer
 
 
 @pytest.mark.parametrize(

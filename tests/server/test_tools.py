@@ -218,7 +218,7 @@ def test_a_streamed_response_is_the_whole_one_in_typed_events(actor, seed):
 
 def test_the_items_of_a_turn_are_sent_back_as_one_message(scripted, actor):
     first = actor.responses.create(model="nano", input=ALL, tools=FLAT)
-    items = [{"role": "user", "content": ALL}, *(item.to_dict() for item in first.output)]
+    items = [{"role": "user", "content": ALL}, *(item.model_dump() for item in first.output)]
     results = [
         {"type": "function_call_output", "call_id": first.output[2 + n].call_id, "output": "x"} for n in range(2)
     ]

@@ -1,5 +1,6 @@
 """What every body that a client may send is: strict about types, and about fields that are not known or not supported."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import (
@@ -12,7 +13,7 @@ from pydantic import (
     WrapValidator,
     field_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 # Whole numbers travel to the engine in 64 bits.
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -41,22 +42,49 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 
 
-def described(text: str) -> WrapValidator:
-    """One sentence instead of an error for each member of a union."""
+def described(text: str, *, names_items: bool = False) -> WrapValidator:
+    """One sentence instead of an error for each member of a union.
+
+    `names_items`: what is wrong with an item of a list is told at its place, unless it is no kind of item that there is.
+    """
 
     def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
         try:
             return handler(value)
-        except ValidationError:
+        except ValidationError as error:
+            fault = _within(error) if names_items else None
+            if fault is not None:
+                raise ValidationError.from_exception_data(error.title, [fault]) from None
             raise PydanticCustomError("shape", "must be {text}", {"text": text}) from None
 
     return WrapValidator(validate)
 
 
-class Body(BaseModel):
-    """Strict: no field that nobody knows, no number in quotes, no NaN."""
+def _within(error: ValidationError) -> InitErrorDetails | None:
+    """The first fault in an item of a list, at its place in the list, if the item is of a kind that there is."""
+    for fault in error.errors(include_url=False, include_input=False, include_context=False):
+        place: Sequence[int | str] = fault["loc"]
+        while place and not isinstance(place[0], int):
+            place = place[1:]  # which member of the union it is
+        if place:
+            kind = PydanticCustomError(fault["type"], "{text}", {"text": fault["msg"]})
+            is_other_kind = (place[-1], fault["type"]) == ("type", "literal_error")
+            return None if is_other_kind else InitErrorDetails(type=kind, loc=tuple(place), input=None)
+    return None
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+def _refuse(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+    if value is not None:
+        raise PydanticCustomError("extra_forbidden", "unknown field")
+    return handler(value)
+
+
+class Body(BaseModel):
+    """Strict: no field that nobody knows, unless it is null, no number in quotes, no NaN."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+    # What clients add to an answer that they send back has a value only where they know of one.
+    __pydantic_extra__: dict[str, Annotated[None, WrapValidator(_refuse)]] = Field(init=False)
 
     @field_validator(*NEUTRAL, check_fields=False)
     @classmethod

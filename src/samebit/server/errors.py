@@ -90,10 +90,7 @@ def invalid_body(error: ValidationError) -> HttpError:
         return HttpError(400, text, code="invalid_json")
     if fault["type"] == "json_invalid":
         return HttpError(400, f"the body is not valid JSON: {fault['msg']}", code="invalid_json")
-    text = {
-        "extra_forbidden": "unknown field",
-        "missing": "required field",
-    }.get(fault["type"], fault["msg"])
+    text = "required field" if fault["type"] == "missing" else fault["msg"]
     return HttpError(400, f"{param}: {text}" if param else text, param=param, code=fault["type"])
 
 

@@ -112,7 +112,9 @@ class ChatMessage(Body):
     role: str
     content: Annotated[
         str | list[TextPart] | None,
-        described("a string or a list of parts of type 'text'; other kinds of content are not supported"),
+        described(
+            "a string or a list of parts of type 'text'; other kinds of content are not supported", names_items=True
+        ),
     ] = None
     name: str | None = None
     reasoning_content: str | None = None

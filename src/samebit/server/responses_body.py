@@ -75,7 +75,8 @@ class ResponsesBody(SharedBody):
         str | Annotated[list[InputItem], Field(min_length=1)],
         described(
             "a string or a list of items of type 'message', 'reasoning', 'function_call' or 'function_call_output'; "
-            "other items, and other content, are not supported"
+            "other items, and other content, are not supported",
+            names_items=True,
         ),
     ]
     instructions: str | None = None

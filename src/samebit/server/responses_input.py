@@ -3,10 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
+from pydantic import ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
+
 from samebit.core.errors import InvalidRequestError
 from samebit.server.body import Body, described
 from samebit.server.request_models import ChatMessage
-from samebit.server.tool_models import SentFunction, SentToolCall
+from samebit.server.tool_models import UNKNOWN_TYPE, SentFunction, SentToolCall
 
 
 class InputPart(Body):
@@ -25,7 +28,10 @@ class InputMessage(Body):
     role: str
     content: Annotated[
         str | list[InputPart],
-        described("a string or a list of parts of type 'input_text' or 'output_text'; no other content is supported"),
+        described(
+            "a string or a list of parts of type 'input_text' or 'output_text'; no other content is supported",
+            names_items=True,
+        ),
     ]
     id: str | None = None
     status: str | None = None
@@ -66,12 +72,31 @@ class CallOutput(Body):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: Annotated[str | list[InputPart], described("a string or a list of parts of text")]
+    output: Annotated[str | list[InputPart], described("a string or a list of parts of text", names_items=True)]
     id: str | None = None
     status: str | None = None
 
 
-InputItem = InputMessage | ReasoningItem | CallItem | CallOutput
+_KINDS: dict[str, type[Body]] = {
+    "message": InputMessage,
+    "reasoning": ReasoningItem,
+    "function_call": CallItem,
+    "function_call_output": CallOutput,
+}
+
+
+def _by_type(value: object, _: ValidatorFunctionWrapHandler) -> object:
+    """What is wrong with an item is told of the kind that it says it is, not of all."""
+    if not isinstance(value, dict):
+        raise PydanticCustomError("shape", "must be an object")
+    kind = value.get("type") or "message"
+    if not isinstance(kind, str) or kind not in _KINDS:
+        text = "{kind} is not supported; only " + ", ".join(map(repr, _KINDS)) + " are"
+        raise PydanticCustomError(UNKNOWN_TYPE, text, {"kind": repr(kind)[:64]})
+    return _KINDS[kind].model_validate(value)
+
+
+InputItem = Annotated[InputMessage | ReasoningItem | CallItem | CallOutput, WrapValidator(_by_type)]
 
 
 def messages_of(items: Sequence[InputItem]) -> Iterator[ChatMessage]:
