@@ -238,6 +238,18 @@ def test_the_items_of_a_turn_are_sent_back_as_one_message(scripted, actor):
     assert scripted.post(RESPONSES, {"input": [*items, *named]})[0] == 400
 
 
+def test_what_a_client_made_of_an_answer_is_passed_over(scripted, actor):
+    tools = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    message = actor.chat.completions.parse(**asked(ALL) | {"tools": tools}).choices[0].message
+    said = message.model_dump() | {"parsed": {"a": [1]}}
+    assert said["tool_calls"][0]["function"]["parsed_arguments"] == {"city": "Oslo"}
+    plain = {name: said[name] for name in ("role", "content", "reasoning_content")}
+    calls = [{**call, "function": call["function"] | {"parsed_arguments": None}} for call in said["tool_calls"]]
+    kinds = (message.to_dict(), said, {**plain, "tool_calls": calls})
+    first, *others = [scripted.post("/tokenize", {"messages": [sent]})[2]["tokens"] for sent in kinds]
+    assert others == [first, first]
+
+
 def test_an_answer_that_is_sent_back_is_what_the_model_has_seen(scripted):
     """By its token ids, and by its text where the model writes as the template does."""
     body = asked(ALL, return_token_ids=True)

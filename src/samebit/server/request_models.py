@@ -126,6 +126,7 @@ class ChatMessage(Body):
     audio: dict[str, Any] | None = None  # Any: JSON that is refused unless null
     function_call: dict[str, Any] | None = None  # Any: as above
     annotations: list[dict[str, Any]] | None = None  # Any: remarks of an earlier answer, which no template reads
+    parsed: Any = None  # Any: what a client made of the content
 
 
 def _with_names_of_their_own(tools: list[Tool] | None) -> list[Tool] | None:

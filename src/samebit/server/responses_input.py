@@ -19,6 +19,7 @@ class InputPart(Body):
     text: str
     annotations: list[Any] | None = None  # Any: remarks of an earlier answer, which no template reads
     logprobs: list[Any] | None = None  # Any: as above
+    parsed: Any = None  # Any: what a client made of the text
 
 
 class InputMessage(Body):
@@ -63,6 +64,7 @@ class CallItem(Body):
     call_id: str
     name: str
     arguments: str
+    parsed_arguments: Any = None  # Any: what a client made of them
     id: str | None = None
     status: str | None = None
 

@@ -82,6 +82,7 @@ class SentFunction(Body):
     arguments: Annotated[
         str | dict[str, Any], described("a string or an object")
     ]  # Any: JSON that only the template reads
+    parsed_arguments: Any = None  # Any: what a client made of them
 
 
 class SentToolCall(Body):

@@ -330,8 +330,15 @@ class Translator:
         )
 
 
+# Of an earlier answer, for its client only; `reasoning` is another name of `reasoning_content`.
+_UNSHOWN: dict[str, Any] = {  # Any: names at any depth
+    **dict.fromkeys(("annotations", "parsed", "reasoning"), True),
+    "tool_calls": {"__all__": {"function": {"parsed_arguments"}}},
+}
+
+
 def _plain(message: ChatMessage) -> dict[str, Any]:  # Any: JSON, whose shape is the template's business
-    plain = message.model_dump(exclude_none=True, exclude={"annotations", "reasoning"})
+    plain = message.model_dump(exclude_none=True, exclude=_UNSHOWN)
     return plain if message.reasoning is None else {"reasoning_content": message.reasoning, **plain}
 
 
