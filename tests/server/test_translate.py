@@ -1,4 +1,4 @@
-"""What the translation of bodies must not do: keep others waiting."""
+"""What the translation of bodies must not do: keep others waiting, and show a template what is not for the model."""
 
 import asyncio
 import threading
@@ -7,8 +7,8 @@ import pytest
 
 from samebit.core.request import EngineInfo
 from samebit.engine.model_source import resolve_model
-from samebit.server.request_models import ChatBody, CompletionBody
-from samebit.server.translate import Translator
+from samebit.server.request_models import ChatBody, ChatMessage, CompletionBody
+from samebit.server.translate import Translator, _plain
 
 INFO = EngineInfo(model="nano", max_length=64, vocab_size=4096, system_fingerprint="", profile={}, memory={})
 LONG = "x " * 10_000
@@ -51,3 +51,13 @@ def test_a_prompt_is_cut_to_what_is_wanted_or_what_fits(wanted, kept):
 )
 def test_prompts_are_counted_by_kind(prompt, number):
     assert CompletionBody(prompt=prompt).num_prompts == number
+
+
+def test_a_template_sees_nothing_of_what_a_client_made_of_an_answer():
+    said = {"role": "assistant", "content": "1", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    made = {
+        "parsed": 1,
+        "annotations": [],
+        "tool_calls": [{"function": {**said["tool_calls"][0]["function"], "parsed_arguments": {}}}],
+    }
+    assert _plain(ChatMessage.model_validate(said | made)) == said
