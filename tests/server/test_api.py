@@ -221,6 +221,7 @@ def test_reasoning_effort_reaches_the_template(server):
     assert num_tokens(reasoning_effort="low") > num_tokens()
     by_kwargs = num_tokens(chat_template_kwargs={"reasoning_effort": "low"})
     assert num_tokens(reasoning_effort="low") == by_kwargs
+    assert num_tokens(reasoning_effort=0) == num_tokens(reasoning_effort="none"), "a whole number has no decimal point"
 
 
 def test_prompt_logprobs_come_in_the_shape_of_vllm(server):

@@ -10,6 +10,7 @@ import pytest
 
 import samebit.server.openapi  # noqa: F401 - names all bodies
 from samebit.server.body import Body
+from samebit.server.efforts import EFFORTS
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 SAY = [{"role": "user", "content": "hi"}]
@@ -234,6 +235,33 @@ OPTIONAL = [
 @pytest.mark.parametrize(("kind", "name"), OPTIONAL, ids=lambda value: getattr(value, "__name__", value))
 def test_a_field_that_need_not_be_sent_may_be_null(kind, name):
     kind.__pydantic_validator__.validate_assignment(kind.model_construct(), name, None)
+
+
+EFFORT_FIELDS = {
+    "reasoning_effort": lambda effort: (CHAT, {"messages": SAY, "reasoning_effort": effort}),
+    "reasoning.effort": lambda effort: (RESPONSES, {"input": "a", "reasoning": {"effort": effort}}),
+    "chat_template_kwargs.reasoning_effort": lambda effort: (
+        "/tokenize",
+        {"messages": SAY, "chat_template_kwargs": {"reasoning_effort": effort}},
+    ),
+}
+
+
+@pytest.mark.parametrize("field", EFFORT_FIELDS)
+@pytest.mark.parametrize("effort", ["", "banana", "High", "0.5", -1, 1.01, 1e9], ids=repr)
+def test_an_effort_that_there_is_not_is_named_with_those_that_there_are(server, field, effort):
+    status, _, answer = server.post(*EFFORT_FIELDS[field](effort))
+    assert (status, answer["error"]["param"]) == (400, field)
+    for told in (f"{field}={effort!r}", "'none'", "'max'", "from 0 to 1"):
+        assert told in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("field", EFFORT_FIELDS)
+@pytest.mark.parametrize("effort", [*EFFORTS, 0, 0.35, 1, None], ids=repr)
+def test_an_effort_that_there_is_is_taken(server, field, effort):
+    path, body = EFFORT_FIELDS[field](effort)
+    limit = {CHAT: {"max_tokens": 1}, RESPONSES: {"max_output_tokens": 1}}.get(path, {})
+    assert server.post(path, {**body, **limit})[0] == 200
 
 
 @pytest.mark.parametrize(

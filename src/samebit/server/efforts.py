@@ -1,13 +1,29 @@
-"""Notices when a conversation goes on with another reasoning effort, which moves all its tokens. Knows bodies, no tokens."""
+"""Which reasoning efforts there are, and when a conversation goes on with another, which moves all its tokens. Knows bodies, no tokens."""
 
 import hashlib
 from collections import OrderedDict
 
 import msgspec
 
+from samebit.core.errors import InvalidRequestError
 from samebit.server.request_models import ChatBody
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _MAX_REMEMBERED = 4096
+_MAX_SHOWN = 64
+
+
+def check_effort(effort: object) -> None:
+    """Raise InvalidRequestError for what is no effort: a template would show it to the model, whatever it is. None is one."""
+    if effort is None or (isinstance(effort, str) and effort in EFFORTS):
+        return
+    if isinstance(effort, int | float) and not isinstance(effort, bool) and 0 <= effort <= 1:
+        return
+    names = ", ".join(map(repr, EFFORTS))
+    raise InvalidRequestError(
+        f"reasoning_effort={repr(effort)[:_MAX_SHOWN]}: must be one of {names}, or a number from 0 to 1",
+        param="reasoning_effort",
+    )
 
 
 class EffortMemory:

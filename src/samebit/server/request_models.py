@@ -151,7 +151,9 @@ class ChatBody(_ChoicesBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # Any: whatever the template knows
-    reasoning_effort: Annotated[str | float | None, described("a name or a number")] = None
+    reasoning_effort: Annotated[
+        str | Whole | float | None, described("a name from 'none' to 'max', or a number from 0 to 1")
+    ] = None
     tools: Tools = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None

@@ -50,7 +50,9 @@ def _with_names_of_their_own(tools: list[ResponseTool] | None) -> list[ResponseT
 class Reasoning(Body):
     """`effort` is handed to the chat template."""
 
-    effort: Annotated[str | float | None, described("a name or a number")] = None
+    effort: Annotated[str | Whole | float | None, described("a name from 'none' to 'max', or a number from 0 to 1")] = (
+        None
+    )
     summary: Any = None
     generate_summary: Any = None
 

@@ -20,7 +20,7 @@ from samebit.core.structured import StructuredOutputsParams
 from samebit.engine.chat_template import load_chat_template
 from samebit.engine.model_source import GenerationDefaults, read_generation_defaults
 from samebit.engine.tokenizer import Tokenizer
-from samebit.server.efforts import EffortMemory
+from samebit.server.efforts import EffortMemory, check_effort
 from samebit.server.errors import HttpError
 from samebit.server.request_models import (
     ChatBody,
@@ -313,14 +313,13 @@ class Translator:
         opened = not continued if body.add_generation_prompt is None else body.add_generation_prompt
         variables = dict(body.chat_template_kwargs or {})
         effort = variables.get("reasoning_effort")
-        if isinstance(effort, bool) or not isinstance(effort, str | float | int | None):
-            raise InvalidRequestError("reasoning_effort: must be a name or a number", param="reasoning_effort")
         if body.reasoning_effort is not None:
             if effort not in (None, body.reasoning_effort):
                 raise InvalidRequestError(
                     "reasoning_effort: differs from that in chat_template_kwargs: send one", param="reasoning_effort"
                 )
             variables["reasoning_effort"] = body.reasoning_effort
+        check_effort(variables.get("reasoning_effort"))
         return self._template.render(
             [_plain(message) for message in body.messages],
             tools=[tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in body.tools or ()],
