@@ -118,6 +118,17 @@ def test_the_bundled_template_shows_tools_thinking_and_effort(template, tokenize
     )
 
 
+def test_a_tools_result_in_parts_is_one_message_and_other_parts_are_the_templates(template):
+    def ids(role, *texts):
+        parts = [{"type": "text", "text": text} for text in texts]
+        return template.render([{"role": role, "content": parts}])
+
+    assert ids("tool", "cold", " and wet") == template.render([{"role": "tool", "content": "cold and wet"}])
+    assert ids("tool") == template.render([{"role": "tool", "content": ""}])
+    twice = [{"role": "user", "content": text} for text in ("W?", "!")]
+    assert ids("user", "W?", "!") == template.render(twice)
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [

@@ -81,7 +81,7 @@ class ChatTemplate:
 
         `add_generation_prompt` opens the model's turn; `continue_final_message` instead leaves the
         last message, whose content must be text, unfinished. `variables` are further names for the
-        template. A message of the assistant that has `token_ids` is these tokens, whatever else it says.
+        template. The result of a tool in several parts of text is one text. A message of the assistant that has `token_ids` is these tokens, whatever else it says.
         Raises InvalidRequestError for text that is not Unicode, and where the template refuses the messages.
         """
         if continue_final_message and add_generation_prompt:
@@ -99,7 +99,8 @@ class ChatTemplate:
             except (TypeError, ValueError, RecursionError) as error:
                 raise InvalidRequestError(f"{param}: must be what JSON can say: {error}", param=param) from error
             check_text(document, param=param)
-        context = {**(variables or {}), "messages": list(messages), "tools": tools or None}
+        messages = [_with_one_result(message) for message in messages]
+        context = {**(variables or {}), "messages": messages, "tools": tools or None}
         context = {**self._named, **context, "add_generation_prompt": add_generation_prompt}
         kept = kept_ids(messages)
         if kept:
@@ -251,6 +252,17 @@ def _map_text(value: Any, table: Mapping[int, str]) -> Any:  # Any: a JSON value
     if isinstance(value, list | tuple):
         return [_map_text(item, table) for item in value]
     return value
+
+
+def _with_one_result(message: Message) -> Message:
+    """A tool's result as one text: a template may make a message of each part, and a call has one result."""
+    content = message.get("content")
+    if message.get("role") != "tool" or not isinstance(content, list):
+        return message
+    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
+    if not all(isinstance(text, str) for text in texts):
+        return message  # what else it may be is the template's business
+    return {**message, "content": "".join(map(str, texts))}
 
 
 def _with_end_mark(messages: Sequence[Message]) -> list[Message]:
