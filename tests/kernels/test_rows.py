@@ -29,6 +29,14 @@ def test_the_norm_treats_each_run_of_columns_by_itself(kernels, width):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
+def test_a_sum_and_its_norm_are_those_of_two_operators(kernels, width):
+    x, y, gain = normal(1, 9, 3 * width)[:, width : 2 * width], normal(2, 9, width), normal(3, width)
+    total, normed = kernels.add_norm(x, y, gain, 1e-6)
+    assert torch.equal(total, x + y)
+    assert torch.equal(normed, kernels.rms_norm(x + y, gain, 1e-6))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
 def test_swiglu_agrees_with_its_formula(kernels, width):
     z = normal(1, 9, 2 * width) * 8
     gate, up = z.double().chunk(2, -1)

@@ -10,6 +10,10 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
     """What can be made of a set's operators, by plain name."""
     rms_norm, write_kv = operators["rms_norm"], operators["write_kv"]
 
+    def add_norm(x: Tensor, y: Tensor, gain: Tensor, eps: float, threads: int) -> tuple[Tensor, Tensor]:
+        total = x.float() + y
+        return total, rms_norm(total, gain, eps, threads)
+
     def write_heads(
         q: Tensor,
         k: Tensor,
@@ -30,4 +34,4 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
         out: Tensor = rms_norm(q, q_gain, eps, threads)
         return out
 
-    return {"write_heads": write_heads}
+    return {"write_heads": write_heads, "add_norm": add_norm}

@@ -26,6 +26,7 @@ SCHEMAS: Mapping[str, str] = {
     "Tensor[] table, Tensor[] stamps, int[] windows, int page_size) -> (Tensor, Tensor)",
     "linear": "(Tensor x, Tensor weight, int num_out, bool wide, bool library, int threads) -> Tensor",
     "rms_norm": "(Tensor x, Tensor gain, float eps, int threads) -> Tensor",
+    "add_norm": "(Tensor x, Tensor y, Tensor gain, float eps, int threads) -> (Tensor, Tensor)",
     "swiglu": "(Tensor z, int threads) -> Tensor",
     "short_conv": f"(Tensor x, Tensor taps, Tensor(a!) rows, Tensor(b!) row_tags, {_CONV_INDEX}, Tensor? residual, "
     "int threads) -> Tensor",
@@ -75,6 +76,7 @@ def _shapes_only(name: str) -> Callable[..., Any]:
         "accept": lambda drawn, token_ids, query_start, row_slots, *_: row_slots.new_empty(row_slots.shape),
         "acknowledge": acknowledge,
         "linear": lambda x, weight, num_out, *_: x.new_empty(x.shape[0], num_out),
+        "add_norm": lambda x, *_: (x.new_empty(x.shape, dtype=torch.float32), x.new_empty(x.shape)),
         "swiglu": lambda z, threads: z.new_empty(z.shape[0], z.shape[1] // 2),
         "write_kv": lambda *_: None,
         "route": route,

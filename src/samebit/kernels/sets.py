@@ -131,6 +131,11 @@ class KernelSet:
         out: Tensor = self._ops.rms_norm(x, gain, eps, self.num_threads)
         return out
 
+    def add_norm(self, x: Tensor, y: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """``x + y`` in fp32, and its ``rms_norm``."""
+        total, normed = self._ops.add_norm(x, y, gain, eps, self.num_threads)
+        return total, normed
+
     def swiglu(self, z: Tensor) -> Tensor:
         """``silu(gate) * up`` for ``z`` [T, 2I] = gate | up (Shazeer, 2020)."""
         out: Tensor = self._ops.swiglu(z, self.num_threads)

@@ -18,3 +18,7 @@ class RmsNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._kernels.rms_norm(x, self.gain, self.eps)
+
+    def after_adding(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """`x + y` [T, C] fp32, and the norm of it."""
+        return self._kernels.add_norm(x, y, self.gain, self.eps)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samebit.kernels import torch_set
+from samebit.kernels.triton.launch import IS_INTERPRETED, num_launches
 from samebit.kernels.triton.rows import implementations
 from samebit.kernels.triton.set import LIMITS
 from tests.kernels.cases import normal
@@ -50,6 +51,24 @@ def test_the_norm_treats_each_run_of_columns_by_itself(device, activation, width
     x = wide[:, width : 4 * width]
     alone = norm(x.reshape(27, width), gain, 1e-6, 1)
     assert torch.equal(norm(x, gain, 1e-6, 1), alone.view(9, 3 * width))
+
+
+@given(width=st.sampled_from(WIDTHS), rows=st.integers(1, 30), first=st.integers(0, 29), mixed=st.booleans())
+def test_one_launch_gives_a_sum_and_its_norm(device, width, rows, first, mixed):
+    for activation in TOLERANCE:
+        kernels = implementations(activation)
+        wide = normal(1, rows, 2 * width + 3).to(device, torch.float32 if mixed else activation)
+        x, y, gain = wide[:, 3 : 3 + width], normal(2, rows, width).to(device, activation), normal(3, width).to(device)
+        before = num_launches()
+        total, normed = kernels["add_norm"](x, y, gain, 1e-6, 1)
+        assert num_launches() == before + 1
+        assert (total.dtype, normed.dtype) == (torch.float32, activation)
+        assert torch.equal(total, x.float() + y)
+        close(normed, torch_set.rms_norm(total.cpu(), gain.cpu(), 1e-6, 1))
+        if IS_INTERPRETED:
+            assert torch.equal(normed, kernels["rms_norm"](total, gain, 1e-6, 1))
+        one = slice(first % rows, first % rows + 1)
+        assert torch.equal(normed[one], kernels["add_norm"](x[one], y[one], gain, 1e-6, 1)[1])
 
 
 @pytest.mark.parametrize("width", WIDTHS)

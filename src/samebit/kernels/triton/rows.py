@@ -32,38 +32,65 @@ def norm_tile(width: int) -> tuple[int, int, int]:
 @triton.jit
 def normed(values, gains, eps, WIDTH: tl.constexpr):
     """Rows of ``values`` fp32, with zeros from ``WIDTH`` columns on, over the root of their mean square, times ``gains``."""
+    return values * inverse_root(values, eps, WIDTH) * gains
+
+
+@triton.jit
+def inverse_root(values, eps, WIDTH: tl.constexpr):
+    """What ``normed`` multiplies each row by."""
     mean = tl.sum(values * values, axis=1) * (1.0 / WIDTH)
-    return values * tl.div_rn(1.0, tl.sqrt_rn(mean + eps))[:, None] * gains
+    return tl.div_rn(1.0, tl.sqrt_rn(mean + eps))[:, None]
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def norm_kernel(
-    x, gain, out, num_rows, x_stride, eps,
-    WIDTH: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x, y, gain, total, out, num_rows, x_stride, y_stride, eps,
+    WIDTH: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows of ``WIDTH`` columns, of which a row of ``x`` has PARTS; each is summed as if it were alone."""
+    """ROWS rows of ``WIDTH`` columns, of which a row of ``x`` has PARTS; each is summed as if it were alone.
+
+    With ADDS, of ``x + y``, which ``total`` gets.
+    """
     row, column = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None], tl.arange(0, BLOCK)[None, :]
     token, part = (row // PARTS).to(tl.int64), row % PARTS
     there = (row < num_rows) & (column < WIDTH)
     values = tl.load(x + token * x_stride + part * WIDTH + column, mask=there, other=0.0).to(tl.float32)
+    if ADDS:
+        values += tl.load(y + token * y_stride + part * WIDTH + column, mask=there, other=0.0).to(tl.float32)
+        tl.store(total + row.to(tl.int64) * WIDTH + column, values, mask=there)
     gains = tl.load(gain + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     tl.store(out + row.to(tl.int64) * WIDTH + column, normed(values, gains, eps, WIDTH), mask=there)
 
 
 def rms_norm(activation: torch.dtype, x: Tensor, gain: Tensor, eps: float, threads: int) -> Tensor:
     """Each C columns of ``x`` [T, n C], of any float dtype, normed with a gain [C]; rows may lie apart."""
-    assert x.stride(1) == 1, x.stride()
+    return _norm(activation, x, None, gain, eps)[1]
+
+
+def add_norm(
+    activation: torch.dtype, x: Tensor, y: Tensor, gain: Tensor, eps: float, threads: int
+) -> tuple[Tensor, Tensor]:
+    """``x + y`` in fp32, whatever they are, and its norm."""
+    return _norm(activation, x, y, gain, eps)
+
+
+def _norm(activation: torch.dtype, x: Tensor, y: Tensor | None, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """What was normed, and the norm. Without ``y`` the sum is ``x`` itself."""
+    added = x if y is None else y
+    assert x.stride(1) == added.stride(1) == 1, (x.stride(), added.stride())
+    assert x.shape == added.shape
     (tokens, columns), width = x.shape, gain.shape[0]
+    total = x if y is None else torch.empty((tokens, columns), dtype=torch.float32, device=x.device)
     out = torch.empty((tokens, columns), dtype=activation, device=x.device)
     parts, (block, rows, warps) = columns // width, norm_tile(width)
     launch(
         norm_kernel,
         (triton.cdiv(tokens * parts, rows),),
-        x, gain, out, tokens * parts, x.stride(0), eps,
-        WIDTH=width, PARTS=parts, ROWS=rows, BLOCK=block,
+        x, added, gain, total, out, tokens * parts, x.stride(0), added.stride(0), eps,
+        WIDTH=width, PARTS=parts, ROWS=rows, BLOCK=block, ADDS=y is not None,
         num_warps=warps, enable_fp_fusion=False,
     )  # fmt: skip
-    return out
+    return total, out
 
 
 @triton.jit
@@ -118,6 +145,7 @@ def implementations(activation: torch.dtype) -> dict[str, Callable[..., Any]]:
     """These kernels for activations of this dtype, with the arguments of the operators."""
     return {
         "rms_norm": partial(rms_norm, activation),
+        "add_norm": partial(add_norm, activation),
         "swiglu": partial(swiglu, activation),
         "embedding": partial(embedding, activation),
     }
