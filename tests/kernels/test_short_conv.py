@@ -49,6 +49,22 @@ def test_a_convolution_agrees_with_its_definition(kernels, channels, taps):
     torch.testing.assert_close(found.double(), by_definition(x, weights, residual), rtol=1e-6, atol=2e-6)
 
 
+@given(seed=st.integers(0, 2**32), channels=st.sampled_from([1, 63, 257]), padding=st.integers(0, 3))
+def test_a_norm_behind_a_convolution_is_that_of_its_outputs(kernels, seed, channels, padding):
+    count, (*plain, gain) = 12, (normal(seed + i, *shape) for i, shape in enumerate([(TAPS, channels), (channels,)]))
+    x, residual = (normal(seed + i, count + padding, channels) for i in (2, 3))
+    x[count:] = torch.nan
+    ix = ring_index(torch.arange(2, 2 + RING), 4, count, TAPS, padding=padding)
+    (values, tags), found = pool(channels), pool(channels)
+    values[2:], found[0][2:] = 1.5, 1.5
+    y = kernels.short_conv(x, *plain, values, tags, ix, residual)
+    both = kernels.short_conv_norm(x, *plain, *found, ix, residual, gain, 1e-6)
+    assert torch.equal(both[0], y)
+    assert torch.equal(both[1], kernels.rms_norm(y, gain, 1e-6))
+    assert torch.equal(found[0].nan_to_num(7.0), values.nan_to_num(7.0))
+    assert torch.equal(found[1], tags)
+
+
 def test_inputs_may_be_columns_of_a_wider_tensor(kernels):
     wide, weights = normal(1, 12, 90), normal(2, TAPS, 33)
     ring, pools = torch.arange(2, 2 + RING), (pool(33), pool(33))

@@ -39,16 +39,22 @@ class LossyKernels:
     def __getattr__(self, name):
         return getattr(self._kernels, name)
 
-    def short_conv(self, x, taps, rows, row_tags, ix, residual):
+    def short_conv(self, x, taps, rows, row_tags, ix, *others):
+        return self._kernels.short_conv(x, taps, rows, row_tags, self._lossy(rows, ix), *others)
+
+    def short_conv_norm(self, x, taps, rows, row_tags, ix, *others):
+        return self._kernels.short_conv_norm(x, taps, rows, row_tags, self._lossy(rows, ix), *others)
+
+    def _lossy(self, rows, ix):
         stream = next(i for i, pool in enumerate(self.pools.conv) if pool.rows is rows)
         match self.skip:
             case ("entry", lost, row) if lost == stream:
                 dest = ix.entry_dest.clone()
                 dest[:, row] = SINK_ROW
-                ix = replace(ix, entry_dest=dest)
+                return replace(ix, entry_dest=dest)
             case ("ring", lost) if lost == stream:
-                ix = replace(ix, write_rows=torch.full_like(ix.write_rows, SINK_ROW))
-        return self._kernels.short_conv(x, taps, rows, row_tags, ix, residual)
+                return replace(ix, write_rows=torch.full_like(ix.write_rows, SINK_ROW))
+        return ix
 
     def write_heads(self, q, k, v, gains, eps, k_pages, v_pages, page_tags, ix):
         pools = ((g, i, pool) for g, group in enumerate(self.pools.kv) for i, pool in enumerate(group))

@@ -8,7 +8,19 @@ from torch import Tensor
 
 def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     """What can be made of a set's operators, by plain name."""
-    rms_norm, write_kv = operators["rms_norm"], operators["write_kv"]
+    rms_norm, write_kv, short_conv = operators["rms_norm"], operators["write_kv"], operators["short_conv"]
+
+    def short_conv_norm(
+        x: Tensor, taps: Tensor, rows: Tensor, row_tags: Tensor, query_start: Tensor, read_rows: Tensor,
+        read_tags: Tensor, store_rows: Tensor, store_tags: Tensor, write_rows: Tensor, write_tags: Tensor,
+        entry_sources: Tensor, entry_source_tags: Tensor, entry_dest: Tensor, entry_tag: Tensor, residual: Tensor,
+        gain: Tensor, eps: float, threads: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        y = short_conv(
+            x, taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
+            entry_sources, entry_source_tags, entry_dest, entry_tag, residual, threads,
+        )  # fmt: skip
+        return y, rms_norm(y, gain, eps, threads)
 
     def add_norm(x: Tensor, y: Tensor, gain: Tensor, eps: float, threads: int) -> tuple[Tensor, Tensor]:
         total = x.float() + y
@@ -34,4 +46,4 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
         out: Tensor = rms_norm(q, q_gain, eps, threads)
         return out
 
-    return {"write_heads": write_heads, "add_norm": add_norm}
+    return {"short_conv_norm": short_conv_norm, "add_norm": add_norm, "write_heads": write_heads}

@@ -30,6 +30,8 @@ SCHEMAS: Mapping[str, str] = {
     "swiglu": "(Tensor z, int threads) -> Tensor",
     "short_conv": f"(Tensor x, Tensor taps, Tensor(a!) rows, Tensor(b!) row_tags, {_CONV_INDEX}, Tensor? residual, "
     "int threads) -> Tensor",
+    "short_conv_norm": f"(Tensor x, Tensor taps, Tensor(a!) rows, Tensor(b!) row_tags, {_CONV_INDEX}, Tensor residual, "
+    "Tensor gain, float eps, int threads) -> (Tensor, Tensor)",
     "shift": f"(Tensor x, Tensor(a!) rows, Tensor(b!) row_tags, {_CONV_INDEX}, int threads) -> Tensor",
     "write_kv": "(Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor(c!) page_tags, "
     "Tensor write_slots, Tensor stamp_pages, Tensor stamp_tags, int threads) -> ()",
@@ -78,6 +80,7 @@ def _shapes_only(name: str) -> Callable[..., Any]:
         "linear": lambda x, weight, num_out, *_: x.new_empty(x.shape[0], num_out),
         "add_norm": lambda x, *_: (x.new_empty(x.shape, dtype=torch.float32), x.new_empty(x.shape)),
         "swiglu": lambda z, threads: z.new_empty(z.shape[0], z.shape[1] // 2),
+        "short_conv_norm": lambda x, *_: (x.new_empty(x.shape), x.new_empty(x.shape)),
         "write_kv": lambda *_: None,
         "route": route,
         "embedding": lambda ids, table, _: table.new_empty(ids.shape[0], table.shape[1], dtype=torch.float32),

@@ -159,6 +159,25 @@ class KernelSet:
         )  # fmt: skip
         return out
 
+    def short_conv_norm(
+        self,
+        x: Tensor,
+        taps: Tensor,
+        rows: Tensor,
+        row_tags: Tensor,
+        ix: ConvIndex,
+        residual: Tensor,
+        gain: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:
+        """``short_conv`` and ``rms_norm`` of what it gives, with a gain [C]: both [T, C]."""
+        y, normed = self._ops.short_conv_norm(
+            x, taps, rows, row_tags, ix.query_start, ix.read_rows, ix.read_tags, ix.store_rows, ix.store_tags,
+            ix.write_rows, ix.write_tags, ix.entry_sources, ix.entry_source_tags, ix.entry_dest, ix.entry_tag,
+            residual, gain, eps, self.num_threads,
+        )  # fmt: skip
+        return y, normed
+
     def shift(self, x: Tensor, rows: Tensor, row_tags: Tensor, ix: ConvIndex) -> Tensor:
         """y[t] = x[t - 1] for ``x`` [T, C], exactly; inputs are kept, and read before the step, as ``short_conv`` does."""
         out: Tensor = self._ops.shift(

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from samebit.kernels.sets import KernelSet
 from samebit.kernels.values import ConvIndex
+from samebit.layers.norm import RmsNorm
 from samebit.state.pools import ConvPool
 
 
@@ -22,3 +23,13 @@ class ShortConv:
 
     def __call__(self, x: Tensor, pool: ConvPool, index: ConvIndex, residual: Tensor | None = None) -> Tensor:
         return self._kernels.short_conv(x, self._taps, pool.rows, pool.row_tags, index, residual)
+
+    def normed(
+        self, x: Tensor, pool: ConvPool, index: ConvIndex, residual: Tensor, norm: RmsNorm | None
+    ) -> tuple[Tensor, Tensor]:
+        """The outputs, and what `norm` makes of them; they themselves without one."""
+        if norm is None:
+            y = self(x, pool, index, residual)
+            return y, y
+        rows, tags = pool.rows, pool.row_tags
+        return self._kernels.short_conv_norm(x, self._taps, rows, tags, index, residual, norm.gain, norm.eps)

@@ -30,8 +30,9 @@ STREAMS = ("kv", "attn", "mlp")
 class InklingLayer:
     """One block: x + conv(attention(norm(x))), then x + conv(mlp(norm(x))); each conv adds its own input as well.
 
-    Called with x [T, H] fp32, tau [T] and where its state is, it gives the next x, and both terms of what it would be
-    without the last convolution.
+    Called with x [T, H] fp32, what `attn_norm` makes of it, tau [T], where its state is and the norm that follows, it gives
+    the next x, what that norm makes of it (x itself without one), and both terms of what x would be without the last
+    convolution.
     """
 
     attn_norm: RmsNorm
@@ -42,14 +43,15 @@ class InklingLayer:
     mlp_conv: ShortConv
 
     def __call__(
-        self, x: Tensor, tau: Tensor, index: StepIndex, state: BlockState
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        self, x: Tensor, normed: Tensor, tau: Tensor, index: StepIndex, state: BlockState, next_norm: RmsNorm | None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         kv_rows, attn_rows, mlp_rows = state.streams
         attention = AttentionState(state.kv, kv_rows, index.conv, index.kv[state.group], index.attn[state.group])
-        attended = self.attention(self.attn_norm(x), tau, attention)
-        x = self.attn_conv(attended, attn_rows, index.conv, x)
-        mixed = self.mlp(self.mlp_norm(x), index.num_tokens)
-        return self.mlp_conv(mixed, mlp_rows, index.conv, x), (x, mixed)
+        attended = self.attention(normed, tau, attention)
+        x, normed = self.attn_conv.normed(attended, attn_rows, index.conv, x, self.mlp_norm)
+        mixed = self.mlp(normed, index.num_tokens)
+        y, normed = self.mlp_conv.normed(mixed, mlp_rows, index.conv, x, next_norm)
+        return y, normed, (x, mixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +112,18 @@ class InklingModel:
 
     def forward(self, index: StepIndex, pools: PoolPart) -> Hidden:
         """`final` is after the final norm, not yet divided by the muP multiplier. Writes K, V and conv rows."""
+        layers = self._parts.layers
+        next_norms = [*(layer.attn_norm for layer in layers[1:]), self._parts.norm]
         x = self.embedded(index.token_ids)
+        normed = layers[0].attn_norm(x)
         scaling = Scaling(self._tau, index.positions)
         taps: dict[int, Tensor] = {}
-        for i, layer in enumerate(self._parts.layers):
-            x, parts = layer(x, scaling.of(self.config.is_window[i]), index, block_state(pools, self._places, i))
+        for i, layer in enumerate(layers):
+            tau, state = scaling.of(self.config.is_window[i]), block_state(pools, self._places, i)
+            x, normed, parts = layer(x, normed, tau, index, state, next_norms[i])
             if i in self._taps:
                 taps[i] = parts[0] + parts[1]
-        return Hidden(self._parts.norm(x), tuple(taps[i] for i in self._taps))
+        return Hidden(normed, tuple(taps[i] for i in self._taps))
 
     def embedded(self, token_ids: Tensor) -> Tensor:
         """What the first layer takes for token ids [T] int32: [T, H] fp32, normalised."""

@@ -114,8 +114,7 @@ class MtpDrafter:
             before = self._kernels.shift(hidden, kept.rows, kept.row_tags, index.conv)
             joined = torch.cat([depth.hidden_norm(before), depth.embed_norm(embedded)], dim=1)
             tau = scaling.of(self._config.is_window[i])
-            hidden, _ = depth.block(depth.input_proj(joined), tau, index, place)
-            if self._chain_norm is not None:
-                hidden = self._chain_norm(hidden)
+            x = depth.input_proj(joined)
+            _, hidden, _ = depth.block(x, depth.block.attn_norm(x), tau, index, place, self._chain_norm)
             found = hidden if i == first else found
         return found
