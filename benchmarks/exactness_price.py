@@ -48,7 +48,8 @@ from benchmarks.kernel_times import (
 from benchmarks.tiles import measure, settings_of
 from samebit import LLM, SamplingParams
 from samebit.engine import loading
-from samebit.kernels.sets import KernelSet, triton_kernels
+from samebit.kernels.selection import triton_kernels
+from samebit.kernels.sets import KernelSet
 from samebit.kernels.triton import attention
 from samebit.kernels.triton import set as triton_set
 from samebit.kernels.triton.launch import IS_INTERPRETED

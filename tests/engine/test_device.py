@@ -13,7 +13,7 @@ from samebit.engine import loading
 from samebit.engine.device import cache_budget, settled
 from samebit.engine.model_source import resolve_model
 from samebit.engine.sizing import DEFAULT_CACHE_BYTES
-from samebit.kernels.sets import torch_kernels
+from samebit.kernels.selection import torch_kernels
 from tests.random_checkpoint import write_checkpoint
 
 NANO = resolve_model("nano")

@@ -6,7 +6,7 @@ import torch
 
 from samebit.core.plan import DRAW, BatchPlan, LogitEdits, PlanSample
 from samebit.inputs import Bucket, InputBuffer
-from samebit.kernels.sets import torch_kernels
+from samebit.kernels.selection import torch_kernels
 from samebit.kernels.values import SampleColumns
 from samebit.runner.step import _draw_edited
 

@@ -10,7 +10,8 @@ import torch
 from samebit.audit.replay import Answer
 from samebit.core.request import Request, TokenLogprobs
 from samebit.engine.engine import Engine
-from samebit.kernels.sets import KernelSet, select_kernels, triton_kernels
+from samebit.kernels.selection import select_kernels, triton_kernels
+from samebit.kernels.sets import KernelSet
 from samebit.kernels.values import SampleColumns
 from samebit.models.hash import HashConfig
 from samebit.state.pools import PoolPart

@@ -16,7 +16,7 @@ from samebit.audit.replay import DifferenceError, Drain, Step
 from samebit.core.config import EngineConfig
 from samebit.core.errors import CheckpointError
 from samebit.engine.sizing import size_pools
-from samebit.kernels.sets import torch_kernels
+from samebit.kernels.selection import torch_kernels
 from samebit.models.base import load_model
 from samebit.models.hash import HashConfig, HashModel, save_hash, state_layout
 from samebit.state.pools import StatePools

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from samebit.kernels.native.build import host_isas
-from samebit.kernels.sets import native_kernels, torch_kernels
+from samebit.kernels.selection import native_kernels, torch_kernels
 
 NATIVE = [f"native-{isa}" for isa in host_isas()]
 

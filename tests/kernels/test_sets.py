@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samebit.kernels import sets, torch_set
+from samebit.kernels import selection, torch_set
 from samebit.kernels.composed import composed
 from samebit.kernels.native import bindings, build
 from samebit.kernels.native.build import host_isas
@@ -27,7 +27,7 @@ def test_a_set_says_what_its_bits_depend_on(native, twin):
 
 
 def test_auto_takes_the_best_instruction_set(kernel_kind):
-    kernels = sets.select_kernels(kernel_kind, 1)
+    kernels = selection.select_kernels(kernel_kind, 1)
     assert kernels.name == "torch" if kernel_kind == "torch" else kernels.name.startswith("native-")
     assert kernels.num_threads == 1
 
@@ -35,7 +35,7 @@ def test_auto_takes_the_best_instruction_set(kernel_kind):
 @pytest.mark.parametrize(("kind", "threads", "message"), [("gpu", 1, "'gpu'"), ("auto", 0, "got 0")])
 def test_a_choice_that_makes_no_sense_is_refused(kind, threads, message):
     with pytest.raises(ValueError, match=message):
-        sets.select_kernels(kind, threads)
+        selection.select_kernels(kind, threads)
 
 
 @pytest.fixture
@@ -43,19 +43,19 @@ def no_compiler(monkeypatch, tmp_path):
     """A host whose compilers are gone and whose cache is empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build.shutil, "which", lambda _: None)
-    monkeypatch.setattr(sets, "load_library", build.load_library.__wrapped__)
+    monkeypatch.setattr(selection, "load_library", build.load_library.__wrapped__)
 
 
 def test_without_a_compiler_auto_warns_once_and_falls_back(no_compiler, caplog):
     with caplog.at_level(logging.WARNING):
-        assert sets.select_kernels("auto", 2).name == "torch"
+        assert selection.select_kernels("auto", 2).name == "torch"
     (record,) = caplog.records
     assert "no C compiler found" in record.getMessage()
 
 
 def test_without_a_compiler_native_is_refused_with_the_reason(no_compiler):
     with pytest.raises(build.NativeUnavailableError, match="no C compiler found"):
-        sets.select_kernels("native", 2)
+        selection.select_kernels("native", 2)
 
 
 def test_a_failed_compilation_leaves_no_library_behind(monkeypatch, tmp_path):

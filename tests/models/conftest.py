@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from samebit.kernels.sets import select_kernels
+from samebit.kernels.selection import select_kernels
 from samebit.models.base import load_model
 from tests.models import tiny
 

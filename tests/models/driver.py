@@ -10,7 +10,7 @@ from torch import Tensor
 from samebit.core.plan import BatchPlan, PageDelta, PageId, PlanRow, SlotId
 from samebit.indexing import IndexBuffer, StepIndex
 from samebit.inputs import Bucket, InputBuffer
-from samebit.kernels.sets import torch_kernels
+from samebit.kernels.selection import torch_kernels
 from samebit.models.base import CausalLM
 from samebit.state.layout import StateGeometry
 from samebit.state.pools import StatePools

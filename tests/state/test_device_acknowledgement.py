@@ -11,7 +11,7 @@ import torch
 from samebit.core.config import EngineConfig
 from samebit.core.request import Request, SamplingParams
 from samebit.engine.sizing import size_pools
-from samebit.kernels.sets import select_kernels
+from samebit.kernels.selection import select_kernels
 from samebit.kernels.values import SINK_ROW
 from samebit.models.base import load_model
 from samebit.runner.runner import LocalRunner

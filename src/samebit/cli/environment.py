@@ -10,7 +10,7 @@ import torch
 from samebit.bench.environment import cpu_name
 from samebit.core.errors import SamebitError
 from samebit.kernels.native.build import NativeUnavailableError
-from samebit.kernels.sets import select_kernels
+from samebit.kernels.selection import select_kernels
 
 _PACKAGES = (
     "fastapi msgspec numpy prometheus-client pydantic pyzmq safetensors tokenizers triton uvicorn uvloop".split()
