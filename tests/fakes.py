@@ -237,8 +237,10 @@ class FakeRunner:
             return self.geometry.snapshot_base(row.resume_snapshot) + position - oldest, row.resume_tag
         if position < 0:
             return ZERO_ROW, 0
-        place = position % self.geometry.ring_length
-        return self.geometry.ring_base(row.slot) + place, self.ring_tags[row.slot][place]
+        ring, slot = self.geometry.ring_length, row.slot
+        # What guesses may have overwritten is not taken for what was there.
+        is_gone = position < self.length[slot] + self.geometry.max_drafts - ring
+        return self.geometry.ring_base(slot) + position % ring, self.ring_tags[slot][position % ring] ^ is_gone
 
     def _ring_writes(self, row: _Row) -> list[tuple[int, int, int]]:
         """(place in the ring, tag, index) of what a row keeps; negative indices are its read rows."""

@@ -183,7 +183,7 @@ SPECULATION_MUTANTS = [
         "a ring has no room for guesses",
         "Rejected inputs overwrite those that a stop before them still needs.",
         ("vLLM PR #50272",),
-        (edit("state.layout:StateGeometry.ring_length", "2 * (1 + self.max_drafts)", "2"),),
+        (edit("state.layout:StateGeometry.ring_length", "2 + 3 * self.max_drafts", "2"),),
         "guesses",
         "refused",
     ),

@@ -245,7 +245,7 @@ STATE_MUTANTS = [
         (
             edit(
                 "state.layout:StateGeometry.ring_length",
-                "+ self.page_size + 2 * (1 + self.max_drafts)",
+                "+ self.page_size + 2 + 3 * self.max_drafts",
                 "+ self.page_size - 2",
             ),
         ),

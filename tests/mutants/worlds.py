@@ -28,9 +28,9 @@ def make_guessing_world(layout: tuple, accepts: tuple[int, ...], **settings) -> 
     return make_world(layout, accepts=accepts, speculative_config=speculation, **settings)
 
 
-def make_drafting_world(layout: tuple, **settings) -> World:
+def make_drafting_world(layout: tuple, max_drafts: int = 4, **settings) -> World:
     """A watched engine with a drafter on the device, all of whose guesses are verified."""
-    speculation = {"method": "mtp", "num_speculative_tokens": 4, "token_cost": 0.0}
+    speculation = {"method": "mtp", "num_speculative_tokens": max_drafts, "token_cost": 0.0}
     return make_world(layout, speculative_config=speculation, **settings)
 
 

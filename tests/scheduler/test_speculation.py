@@ -28,15 +28,16 @@ def looking_beyond(answer: list[int]) -> World:
     return world
 
 
-@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(("on_device", "runs_ahead"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("accepts", ACCEPTS)
 @pytest.mark.parametrize("layout", range(len(LAYOUTS)))
-def test_a_busy_run_with_guesses_is_exact(layout, accepts, on_device):
+def test_a_busy_run_with_guesses_is_exact(layout, accepts, on_device, runs_ahead):
     rng = random.Random(f"{layout} {accepts}")
     counts = (14,) * len(LAYOUTS[layout]["windows"])
     sizes = {"num_slots": 4, "num_snapshots": 6, "num_pages": counts, "max_length": MAX_LENGTH, "max_drafts": 5}
     schedule = Schedule(seed=5, preempt_percent=8, chunk_sizes=(7, 3, 16), shuffle_rows=True)
-    world = World(make_geometry(**LAYOUTS[layout], **sizes), schedule=schedule, accepts=accepts, on_device=on_device)
+    options = {"schedule": schedule, "on_device": on_device, "runs_ahead": runs_ahead}
+    world = World(make_geometry(**LAYOUTS[layout], **sizes), accepts=accepts, **options)
     for _ in range(400):
         match rng.choices(["arrive", "step", "abort in flight"], [25, 70, 4])[0]:
             case "arrive" if len(world.live) < 12:
@@ -68,6 +69,42 @@ def test_right_guesses_take_fewer_steps():
             steps[accepts] += 1
     assert steps[()] == steps[0,] >= 20
     assert steps[9,] <= 6
+
+
+def test_guesses_that_are_not_verified_yet_hold_no_step_up():
+    world = speculating((2, 0, 9), max_drafts=4, on_device=True, runs_ahead=True, interval=32)
+    ahead = []
+    plan_ahead = world.scheduler.plan_ahead
+
+    def watched():
+        plan = plan_ahead()
+        ahead.append([(row.num_tokens, row.num_drafts) for row in plan.rows] if plan else [])
+        return plan
+
+    world.scheduler.plan_ahead = watched
+    world.ask(SHARED[:5], max_tokens=26)
+    assert ahead.count([(5, 4)]) >= 5  # the last token that is drawn, and guesses, behind a row of as many
+    assert ahead.count([]) <= 2, "only the end of the request is waited for"
+
+
+@pytest.mark.parametrize("place", range(1, 12))
+@pytest.mark.parametrize("max_drafts", [1, 3, 9])
+def test_a_stop_inside_accepted_guesses_is_published_with_the_next_ones_in_flight(place, max_drafts):
+    prompt = SHARED[:6]
+    wanted = World(make_geometry()).ask(prompt, max_tokens=24).token_ids
+    length = wanted.index(wanted[place]) + 1
+    world = speculating((9,), max_drafts=max_drafts, on_device=True, runs_ahead=True, interval=32)
+    world.runner.guess = lambda _name, num_known: wanted[num_known - len(prompt) :]
+    watched = world.ask(prompt, max_tokens=24, stop_token_ids=[wanted[place]])
+    assert watched.token_ids == wanted[:length]
+    assert world.counters.num_refused_checkpoints == 0
+    assert max(checkpoint.boundary for checkpoint in world.checkpoints) >= (len(prompt) + length - 1) // 4 * 4
+
+
+def test_a_boundary_that_guesses_may_reach_is_waited_for():
+    world = speculating((3, 1), max_drafts=3, on_device=True, runs_ahead=True, interval=8)
+    world.ask(SHARED[:5], max_tokens=30)
+    assert {checkpoint.boundary for checkpoint in world.checkpoints} >= {8, 16, 24, 32}
 
 
 def test_guesses_are_counted_by_their_place_in_the_row():
@@ -217,17 +254,18 @@ def test_guesses_never_take_the_place_of_another_sequences_next_token(budget):
     world.run()
 
 
-@pytest.mark.parametrize("min_tokens", [3, 4])
-def test_no_stop_is_drawn_before_its_time_inside_a_row_of_guesses(min_tokens):
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("min_tokens", [3, 4, 9])
+def test_no_stop_is_drawn_before_its_time_inside_a_row_of_guesses(min_tokens, runs_ahead):
     prompt = SHARED[:6]
     stops = list(range(0, VOCAB, 2))
     answers = [
-        World(make_geometry(max_drafts=5), accepts=accepts).ask(
-            prompt, max_tokens=12, min_tokens=min_tokens, stop_token_ids=stops
-        )
-        for accepts in ((), (9,))
+        World(
+            make_geometry(max_drafts=5), accepts=accepts, on_device=runs_ahead, runs_ahead=runs_ahead, interval=32
+        ).ask(prompt, max_tokens=12, min_tokens=min_tokens, stop_token_ids=stops)
+        for accepts in ((), (9,), (0, 1))
     ]
-    assert answers[0].token_ids == answers[1].token_ids
+    assert answers[0].token_ids == answers[1].token_ids == answers[2].token_ids
     assert not set(answers[1].token_ids[:min_tokens]) & set(stops)
 
 

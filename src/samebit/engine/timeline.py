@@ -30,7 +30,8 @@ _EPOCH_S = time.time() - time.monotonic()
 class _Record:
     """One request. `rows` holds `_FIELDS` numbers a step: start, end, first position, tokens, guesses, accepted ones.
 
-    Nodes are only looked at while the cache has them. `fold`: what was made of `rows` for those who looked.
+    Nodes are only looked at while the cache has them. `end`: how many positions its steps have done. `fold`: what was made of `rows` for
+    those who looked.
     """
 
     name: str
@@ -38,6 +39,7 @@ class _Record:
     num_prompt: int
     arrived_s: float
     rows: array[float] = field(default_factory=lambda: array("d"))
+    end: int = 0
     admitted_s: float | None = None
     ended_s: float | None = None
     finish_reason: str | None = None
@@ -78,7 +80,10 @@ class Timeline:
             record = records.get(row.request_id)
             # A token that was computed ahead, and in vain, is no part of a request that has ended; storing its state is.
             if record is not None and (record.ended_s is None or not row.num_tokens):
-                record.rows.extend((start_s, end_s, row.start, row.num_tokens, row.num_drafts, count))
+                # A row that was planned before its guesses were verified begins where the one before it came to end.
+                start = record.end if row.num_tokens and not row.token_ids else row.start
+                record.rows.extend((start_s, end_s, start, row.num_tokens, row.num_drafts, count))
+                record.end = start + row.num_tokens - row.num_drafts + count
                 self._num_rows += record.ended_s is not None
 
     def ended(self, name: str, reason: str, now_s: float) -> None:

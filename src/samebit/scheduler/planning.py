@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from samebit.core.config import EngineConfig, Schedule
 from samebit.core.plan import (
@@ -32,7 +33,8 @@ class PlannedRow:
     """A sequence's share of a step, and where the plan asks for its parts.
 
     `state` is the sequence's state when it was planned, `resume` the checkpoint that its ring is filled from first. `drafts` are the
-    guessed tokens at the row's end. `is_ahead`: its first token is what the step before it draws, which only the device knows. `pending` pairs
+    guessed tokens at the row's end. `num_ahead`: how many tokens the step before it draws for the sequence, at most; these, and its own
+    guesses, only the device knows, and `start` is where the row begins if all guesses of that step are right, until that is known. `pending` pairs
     an entry's index with its checkpoint; `resume_entry` is the index of the entry that compares a resumed state's pages;
     `first_sample` and `targets` say which logits rows are its own (a target of DRAW is a new token); `draft_index`: which
     of the step's proposals is its own; `draws`: it reaches the last token that its sequence has then, and draws the next.
@@ -44,7 +46,7 @@ class PlannedRow:
     num_tokens: int
     drafts: list[int] = field(default_factory=list)
     resume: Checkpoint | None = None
-    is_ahead: bool = False
+    num_ahead: int = 0
     pending: list[tuple[int, PendingCheckpoint]] = field(default_factory=list)
     resume_entry: int | None = None
     first_sample: int = 0
@@ -53,13 +55,20 @@ class PlannedRow:
     draws: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        num_known = len(self.sequence.token_ids) + self.is_ahead
+        num_known = len(self.sequence.token_ids) + self.num_ahead
         self.draws = self.num_tokens > 0 and self.end - len(self.drafts) == num_known
 
     @property
     def end(self) -> int:
         """The position behind its tokens."""
         return self.start + self.num_tokens
+
+
+class PlannedStep(NamedTuple):
+    """A step that is planned and not committed."""
+
+    step: int
+    rows: list[PlannedRow]
 
 
 def write_plan(
@@ -79,8 +88,8 @@ def write_plan(
         wants_drafts = is_drafting and _has_room_for_drafts(row)
         if wants_drafts:
             # Guesses lie behind the row; where there are no pages for them they are worth nothing, and do no harm.
-            behind = row.num_tokens + manager.geometry.max_drafts
-            manager.grow(row.state, min(behind, row.sequence.max_length - row.start))
+            behind = min(row.end + manager.geometry.max_drafts, row.sequence.max_length)
+            manager.grow(row.state, behind - row.state.length)
         deltas += manager.take_deltas(row.state)
         if row.resume is not None:
             row.resume_entry = len(entries)
@@ -187,11 +196,15 @@ def worthy_guesses(
     for sequence in running if max_drafts else ():
         state = sequence.state
         assert state is not None, "a running sequence has state"
-        left = len(sequence.token_ids) - state.length
+        if sequence.flight is not None and not can_run_ahead(sequence):
+            continue
+        start, num_ahead = next_row(sequence, state)
+        left = len(sequence.token_ids) + num_ahead - start
         num_left, num_running, num_draws = num_left + left, num_running + 1, num_draws + (left == 1)
-        offer = _offer(sequence, max_drafts) if left == 1 else []
+        offer = _offer(sequence, num_ahead, max_drafts) if left == 1 else []
         if offer:
-            survivals = sequence.estimate.survivals(sequence.confidence[: len(offer)] or [1.0] * len(offer))
+            confidence = [] if num_ahead else sequence.confidence
+            survivals = sequence.estimate.survivals(confidence[: len(offer)] or [1.0] * len(offer))
             offers[sequence.request.request_id] = spoiled(config.schedule, step, state.owner, offer), survivals
     if not offers:
         return {}
@@ -213,9 +226,11 @@ def is_worth_drafting(planned: list[PlannedRow], config: EngineConfig, geometry:
     return drafting_pays(rates, most, num_tokens, speculation.token_cost, speculation.draft_cost or 0.0)
 
 
-def _offer(sequence: Sequence, max_drafts: int) -> list[int]:
-    """Guesses of the tokens behind a sequence's last one, fewer than it may still have."""
-    limit = max(0, min(sequence.max_length - len(sequence.token_ids) - 1, max_drafts))
+def _offer(sequence: Sequence, num_ahead: int, max_drafts: int) -> list[int]:
+    """Guesses of the tokens behind a sequence's last one, fewer than it may still have; DRAW for one that only the device knows."""
+    limit = max(0, min(sequence.max_length - len(sequence.token_ids) - num_ahead - 1, max_drafts))
+    if num_ahead:
+        return [DRAW] * limit if sequence.flight is not None and sequence.flight.draft_index is not None else []
     if not limit or sequence.proposer is None:
         found = sequence.drafts[:limit]
     else:
@@ -232,18 +247,38 @@ def spoiled(schedule: Schedule, step: int, owner: int, guesses: list[int]) -> li
     return [(token - 1 if token else 1) if pick else token for token, pick in zip(guesses, picked, strict=True)]
 
 
-def can_run_ahead(sequence: Sequence) -> bool:
-    """Whether a sequence whose last row is not committed can have the next one planned: all that it depends on is known.
+def next_row(sequence: Sequence, state: SequenceState) -> tuple[int, int]:
+    """Where a sequence's next row begins, and how many tokens what is in flight draws for it until then; both at most."""
+    flight = sequence.flight
+    if flight is None:
+        return state.length, 0
+    return flight.end, 1 + len(flight.drafts) if flight.draws else 0
 
-    It is not if an edit depends on what is drawn, or if guesses are verified: then the position behind them is not known either.
+
+def can_run_ahead(sequence: Sequence) -> bool:
+    """Whether a sequence whose last row is not committed can have the next one planned: all that the host adds to it is known.
+
+    It is not if an edit depends on what is drawn, or on how much, or if the host guesses.
     """
     flight = sequence.flight
     assert flight is not None, "a sequence in flight"
     counts_output = sequence.rules is not None and sequence.rules.counts_output
-    if flight.drafts or counts_output or sequence.matcher is not None:
+    if counts_output or sequence.matcher is not None or sequence.proposer is not None:
         return False
-    has_room = not flight.draws or len(sequence.token_ids) + 1 < sequence.max_length
+    if flight.drafts and sequence.num_output + 1 < sequence.request.params.min_tokens:
+        return False
+    has_room = not flight.draws or len(sequence.token_ids) + 1 + len(flight.drafts) < sequence.max_length
     return sequence.finish_reason is None and has_room
+
+
+def may_pass_boundary(sequence: Sequence, state: SequenceState, end: int, config: EngineConfig) -> bool:
+    """Whether a row up to `end`, whose first position the guesses in flight decide, may reach a boundary, or begin behind one."""
+    flight = sequence.flight
+    if flight is None or not flight.drafts:
+        return False
+    return bool(
+        _between(sequence, state, flight.end - len(flight.drafts), end, config.checkpoint_interval, config.page_size)
+    )
 
 
 def publishable_boundary(state: SequenceState, page_size: int) -> int | None:
@@ -274,7 +309,7 @@ def _plan_row(row: PlannedRow) -> PlanRow:
     sequence, start = row.sequence, row.start
     known = sequence.token_ids[start : start + row.num_tokens]
     # The device has what it drew and guessed last; guesses of the host are new to it.
-    is_known = row.is_ahead or (sequence.drew_last and row.drafts == sequence.drafts[: len(row.drafts)])
+    is_known = row.num_ahead > 0 or (sequence.drew_last and row.drafts == sequence.drafts[: len(row.drafts)])
     token_ids = [] if is_known else [*known, *row.drafts]
     resume = row.resume
     return PlanRow(
@@ -297,10 +332,17 @@ def _boundaries(row: PlannedRow, interval: int, page_size: int) -> list[tuple[in
         floor = publishable_boundary(row.state, page_size)
         kind = CheckpointKind.RESPONSE_END if sequence.finish_reason else CheckpointKind.PREEMPTED
         return [] if floor is None else [(floor, kind)]
+    return _between(sequence, row.state, start, end, interval, page_size)
+
+
+def _between(
+    sequence: Sequence, state: SequenceState, start: int, end: int, interval: int, page_size: int
+) -> list[tuple[int, CheckpointKind]]:
+    """Boundaries of a running sequence with start < b <= end."""
     if start // page_size == end // page_size or sequence.request.is_shadow:
         return []
     found = dict.fromkeys(range((start // interval + 1) * interval, end + 1, interval), CheckpointKind.GRID)
-    single = {sequence.prompt_end: CheckpointKind.PROMPT_END, row.state.fork: CheckpointKind.FORK}
+    single = {sequence.prompt_end: CheckpointKind.PROMPT_END, state.fork: CheckpointKind.FORK}
     found |= {boundary: kind for boundary, kind in single.items() if start < boundary <= end}
     return sorted(found.items())
 
@@ -321,7 +363,7 @@ def _plan_samples(row: PlannedRow, number: int) -> list[PlanSample]:
         ]
     if row.draws:
         # Whoever is planned ahead has no edits that depend on what a token is, only on how many there are.
-        unknown = [DRAW] * row.is_ahead
+        unknown = [DRAW] * row.num_ahead
         for ahead in range(len(row.drafts) + 1):
             edits = sequence.logit_edits([*unknown, *row.drafts[:ahead]])
             wanted.append((end - 1 - start + ahead, DRAW, params.logprobs or 0, edits))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from itertools import takewhile
-from typing import NamedTuple
 
 import msgspec
 
@@ -24,11 +23,14 @@ from samebit.scheduler.edits import LogitRules
 from samebit.scheduler.misses import Admission, admission
 from samebit.scheduler.planning import (
     PlannedRow,
+    PlannedStep,
     awaits_prefix,
     can_run_ahead,
     chunk_limit,
     is_worth_drafting,
     match_limit,
+    may_pass_boundary,
+    next_row,
     picked,
     publishable_boundary,
     worthy_guesses,
@@ -39,13 +41,6 @@ from samebit.scheduler.results import take_samples
 from samebit.scheduler.sequence import Progress, Sequence, Status
 from samebit.speculative.host import HostDrafter
 from samebit.state.manager import SequenceState, StateManager
-
-
-class _Flight(NamedTuple):
-    """A step that is planned and not committed."""
-
-    step: int
-    rows: list[PlannedRow]
 
 
 class Scheduler:
@@ -69,7 +64,7 @@ class Scheduler:
         self._step, self._sequences = 0, dict[str, Sequence]()
         self._waiting = WaitingQueue(config.priority_aging_steps)
         self._running, self._publishing = list[Sequence](), list[Sequence]()
-        self._flights, self._admitted = deque[_Flight](), list[Admission]()
+        self._flights, self._admitted = deque[PlannedStep](), list[Admission]()
 
     @property
     def num_waiting(self) -> int:
@@ -127,11 +122,12 @@ class Scheduler:
     def plan_ahead(self) -> BatchPlan | None:
         """Decide the step behind the one in flight, or None where its results are needed first.
 
-        It takes what is sure: the next token of whoever draws, the next chunk of a prompt, requests that wait. Whoever then turns out
-        to have ended has computed one token in vain.
+        It takes the next tokens of whoever draws, wherever guesses leave its last row, the next chunk of a prompt, requests that wait.
+        Whoever then turns out to have ended has computed them in vain.
         """
         assert len(self._flights) == 1, "one step is in flight"
-        if self._manager.geometry.max_drafts or picked(self._running, self._config.schedule, self._step + 1):
+        schedule = self._config.schedule
+        if schedule.spoil_percent or picked(self._running, schedule, self._step + 1):
             return None
         self._step += 1
         planned = self._plan_rows()
@@ -208,7 +204,7 @@ class Scheduler:
     def _launch(self, planned: list[PlannedRow]) -> BatchPlan:
         is_drafting = self._drafter is None and is_worth_drafting(planned, self._config, self._manager.geometry)
         plan = write_plan(self._step, planned, self._manager, self._config, is_drafting=is_drafting)
-        self._flights.append(_Flight(self._step, planned))
+        self._flights.append(PlannedStep(self._step, planned))
         for row in planned:
             row.sequence.flight = row
         self._manager.launch(self._step)
@@ -225,10 +221,11 @@ class Scheduler:
         assert state is not None, "a running sequence has state"
         if flight is not None and not can_run_ahead(sequence):
             return None
-        start = state.length if flight is None else flight.end
-        is_ahead = flight is not None and flight.draws
-        left = len(sequence.token_ids) + is_ahead - start
+        start, num_ahead = next_row(sequence, state)
+        left = len(sequence.token_ids) + num_ahead - start
         wanted = chunk_limit(self._config.schedule, sequence, min(room, left + len(drafts)))
+        if may_pass_boundary(sequence, state, start + wanted, self._config):
+            return None
         before = start - state.length
         while (num_tokens := self._manager.grow(state, before + wanted) - before) <= 0:
             # Nobody is preempted while a step is in flight: what it is about to give is not known.
@@ -236,7 +233,7 @@ class Scheduler:
                 return None
         sequence.num_chunks += 1
         guesses = drafts[: max(0, num_tokens - left)]
-        return PlannedRow(sequence, state, start, num_tokens, guesses, is_ahead=is_ahead)
+        return PlannedRow(sequence, state, start, num_tokens, guesses, num_ahead=num_ahead)
 
     def _admitted_row(self, sequence: Sequence, room: int) -> PlannedRow | None:
         """Admit a waiting sequence if its whole prompt finds pages now, without preempting anybody."""
@@ -294,6 +291,8 @@ class Scheduler:
         intact = output.rows_intact[number] and (row.resume_entry is None or output.pages_intact[row.resume_entry])
         checkpoint = self._manager.unpin(state)
         rejected = len(row.drafts) - output.accepted[number]
+        if sequence.flight is not None:
+            sequence.flight.start -= rejected
         samples = output.samples[row.first_sample : row.first_sample + len(row.targets) - rejected]
         finite = list(takewhile(lambda sample: sample.is_finite, samples))
         usable = intact and len(finite) == len(samples)

@@ -23,6 +23,7 @@ class Flight(Protocol):
     start: int
     drafts: list[int]
     draws: bool
+    draft_index: int | None
 
     @property
     def end(self) -> int:

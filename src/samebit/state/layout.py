@@ -120,8 +120,12 @@ class StateGeometry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ring_length(self) -> int:
-        """Rows a ring needs so that a stop inside an accepted run can still be published with one step in flight."""
-        return self.layout.history + self.page_size + 2 * (1 + self.max_drafts)
+        """Rows a ring needs so that a stop inside an accepted run can still be published with one step in flight.
+
+        That step begins up to `max_drafts` behind the stop and may go as far again; a reader takes it that the last `max_drafts` behind
+        what was accepted are overwritten, too.
+        """
+        return self.layout.history + self.page_size + 2 + 3 * self.max_drafts
 
     @property
     def pages_per_sequence(self) -> int:
