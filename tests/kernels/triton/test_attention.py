@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from samebit.kernels.triton.attention import TILINGS, Rows, attend, attention
+from samebit.kernels.triton.last import counters
+from samebit.kernels.triton.launch import num_launches
 from tests.kernels.cases import ints
 from tests.kernels.triton.paged import TINY, TOLERANCE, Case, Shape, error
 
@@ -86,6 +88,19 @@ def test_neither_splitting_nor_tiles_change_bits(device, activation, shape, wind
         {"short_rows": 0, "long_block_m": 64, "long_warps": 4},
     ):
         assert torch.equal(case.attend(window, tiling=replace(TINY, **change)), wanted), change
+
+
+@pytest.mark.parametrize("shape", [PAIR, Shape(3, 1, 16, 1)])
+def test_chunks_are_merged_in_the_launch_that_they_are_of(device, activation, shape):
+    """More of them than are loaded at once, of tiles of few and of many query rows; then the next launch finds all in order."""
+    case = Case(shape, [(330, 1), (0, 0), (170, 4), (300, 2), (20, 1)], device, activation)
+    tiling = replace(TINY, short_rows=12 * case.tokens)
+    before = num_launches()
+    found = [case.attend(0, tiling=tiling) for _ in range(2)]
+    assert num_launches() - before == len(found)
+    assert (counters(case.q.device) == 0).all()
+    wanted = case.attend(0, tiling=replace(tiling, max_partials=0))
+    assert all(torch.equal(x, wanted) for x in found)
 
 
 @pytest.mark.parametrize(("window", "other"), [(0, "window_chunk"), (40, "chunk")])
@@ -214,3 +229,24 @@ def test_rows_that_scratch_memory_has_no_room_for_have_the_same_bits(device, act
     wanted = case.attend(0)
     for most in (0, 7, 100):
         assert torch.equal(case.attend(0, tiling=replace(TILINGS[activation], max_partials=most)), wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [0, 512])
+def test_captured_launches_give_the_same_bits_however_often_they_run(device, activation, window):
+    cases = [
+        Case(LARGE[1], [(n, 1 + i % 5) for i in range(rows)], device, activation) for rows, n in ((1, 2070), (9, 900))
+    ]
+    wanted = [case.attend(window, tiling=replace(TILINGS[activation], max_partials=0)) for case in cases]
+    for case in cases:
+        case.attend(window)
+    torch.cuda.synchronize()
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(4):
+            for case, x in zip(cases, wanted, strict=True):
+                wrong += (case.attend(window) != x).sum()
+    for _ in range(200):
+        graph.replay()
+    assert int(wrong) == 0

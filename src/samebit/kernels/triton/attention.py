@@ -2,7 +2,7 @@
 
 A tile has query rows of one KV head: tokens of a batch row, each under all of its query heads. What a query row comes to depends on
 absolute positions alone: keys are taken in blocks and chunks, both aligned (``Tiling``, softmax.py). So neither the
-height of a tile nor whether the chunks are walked by one program or by several, with a second launch to merge them, changes bits.
+height of a tile nor whether the chunks are walked by one program or by several, the last of which merges them, changes bits.
 Pages that no query row of a tile sees are not read. A value that is not finite can reach the query rows of its tile, all of one
 sequence. Knows no layers.
 """
@@ -16,15 +16,17 @@ from torch import Tensor
 
 from samebit.kernels.triton.bias import most_rows, relative_bias, table_shape
 from samebit.kernels.triton.items import INDEX, find_row, row_items, row_sizes, value_of
+from samebit.kernels.triton.last import MAX_COUNTERS, counters, is_last
 from samebit.kernels.triton.launch import dot_dtype, launch, num_programs
-from samebit.kernels.triton.merging import merge_kernel
+from samebit.kernels.triton.merging import merge_tile, store_tile
 from samebit.kernels.triton.softmax import LOG2_E, add_keys, add_run, no_keys
 
 SHORT_BLOCK_M = 16
 """Query rows of a tile where a batch row has few."""
 NO_WINDOW = 2**30
 """Longer than any sequence."""
-MERGES_PER_PROCESSOR = 16
+FEW_ROWS = tl.constexpr(4)
+"""Query rows of a tile up to which more of its chunks are merged at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ def attend_kernel(
     out,
     partial_sums,
     partial_scales,
+    counter,
     num_rows,
     num_tokens,
     table_width,
@@ -143,7 +146,7 @@ def attend_kernel(
     BLOCK_B: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    ends, is_split, first_partial, _ = row_items(
+    ends, is_split, first_partial = row_items(
         query_start, row_start, num_rows, window, capacity, programs, BLOCK_TOKENS, CHUNK, GROUP, KV_HEADS, BLOCK_M,
         SHORT_ROWS, SPLIT_ABOVE, IS_LONG, BLOCK_B,
     )  # fmt: skip
@@ -156,7 +159,7 @@ def attend_kernel(
             query_start, row_start, row, num_rows, window, BLOCK_TOKENS, CHUNK
         )
         table = page_table + tl.load(row_slots + row).to(tl.int64) * table_width
-        split = value_of(is_split, row, BLOCK_B) > 0
+        split = False if IS_LONG else value_of(is_split, row, BLOCK_B) > 0
         local = item - first_item
         parts = tl.where(split, chunks, 1)
         part, piece = local % parts, local // parts
@@ -243,14 +246,25 @@ def attend_kernel(
 
         weight = tl.max(total, 1)  # all columns are equal
         if split:
-            partial = (value_of(first_partial, row, BLOCK_B) + local).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-            tl.store(partial_scales + partial * 2, top, mask=is_query)
-            tl.store(partial_scales + partial * 2 + 1, weight, mask=is_query)
-            tl.store(partial_sums + partial[:, None] * BLOCK_D + column[None, :], sums, mask=is_query[:, None])
+            partial = value_of(first_partial, row, BLOCK_B) + local
+            at = partial.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+            tl.store(partial_scales + at * 2, top, mask=is_query)
+            tl.store(partial_scales + at * 2 + 1, weight, mask=is_query)
+            tl.store(partial_sums + at[:, None] * BLOCK_D + column[None, :], sums, mask=is_query[:, None])
+            partial -= part
+            if is_last(counter + partial, parts):
+                if count * GROUP <= FEW_ROWS:
+                    merge_tile(
+                        out, partial_sums, partial_scales, partial, parts, first, count, tile, head, GROUP, KV_HEADS, WIDTH,
+                        BLOCK_M, BLOCK_D, FEW_ROWS, 8,
+                    )  # fmt: skip
+                else:
+                    merge_tile(
+                        out, partial_sums, partial_scales, partial, parts, first, count, tile, head, GROUP, KV_HEADS, WIDTH,
+                        BLOCK_M, BLOCK_D, BLOCK_M, 4,
+                    )  # fmt: skip
         else:
-            result = sums * tl.div_rn(1.0, tl.where(is_query, weight, 1.0))[:, None]
-            at = ((token * KV_HEADS * GROUP + query_head) * WIDTH)[:, None] + column[None, :]
-            tl.store(out + at, result.to(out.dtype.element_ty), mask=is_query[:, None] & is_column[None, :])
+            store_tile(out, sums, weight, first, count, tile, head, GROUP, KV_HEADS, WIDTH, BLOCK_M)
 
     if BLOCK_TOKENS == 0 and not IS_LONG:
         # Padding belongs to no row.
@@ -302,27 +316,27 @@ def attend(
     can_split = most_chunks > 1 and not (window and num_rows * kv_heads >= programs and tiling.split_above)
     most_tiles = min(num_tokens, num_rows * triton.cdiv(tiling.short_rows, SHORT_BLOCK_M)) if can_split else 0
     capacity = min(tiling.max_partials, most_tiles * kv_heads * most_chunks)
+    assert capacity <= MAX_COUNTERS
     partial_sums = torch.empty(capacity, SHORT_BLOCK_M, block_d, dtype=torch.float32, device=q.device)
     partial_scales = torch.empty(capacity, SHORT_BLOCK_M, 2, dtype=torch.float32, device=q.device)
-    shape = {
-        "BLOCK_TOKENS": rows.block_tokens, "GROUP": group, "KV_HEADS": kv_heads, "WIDTH": width,
-        "BLOCK_D": block_d, "CHUNK": chunk, "SHORT_ROWS": tiling.short_rows, "SPLIT_ABOVE": tiling.split_above,
-        "BLOCK_B": max(16, triton.next_power_of_2(num_rows)),
-    }  # fmt: skip
 
     def launch_attend(*, is_long: bool) -> None:
         block_m = tiling.long_block_m if is_long else SHORT_BLOCK_M
         if is_long and d_rel:
             block_m = min(block_m, most_rows(group, tiling.block_n))
         launch(
-            attend_kernel, (num_programs(q.device, tiling.long_programs) if is_long else programs,), q, rel, rel_proj, tau, rows.own_k, rows.own_v, k_pages, v_pages, rows.query_start,
-            rows.row_start, rows.row_slots, rows.page_table, out, partial_sums, partial_scales, num_rows, num_tokens,
+            attend_kernel, (num_programs(q.device, tiling.long_programs) if is_long else programs,),
+            q, rel, rel_proj, tau, rows.own_k, rows.own_v, k_pages, v_pages, rows.query_start, rows.row_start,
+            rows.row_slots, rows.page_table, out, partial_sums, partial_scales, counters(q.device), num_rows, num_tokens,
             table_width, window or NO_WINDOW, 0 if is_long else capacity, programs,
-            SCALE=scale, IS_CAUSAL=rows.is_causal, D_REL=d_rel, EXTENT=rel_proj.shape[1], Q_STRIDE=q.stride(0), REL_STRIDE=rel.stride(0),
+            SCALE=scale, BLOCK_TOKENS=rows.block_tokens, IS_CAUSAL=rows.is_causal, GROUP=group, KV_HEADS=kv_heads,
+            WIDTH=width, D_REL=d_rel, EXTENT=rel_proj.shape[1], Q_STRIDE=q.stride(0), REL_STRIDE=rel.stride(0),
             OWN_K_STRIDE=rows.own_k.stride(0), OWN_V_STRIDE=rows.own_v.stride(0), PAGE_STRIDE=k_pages.stride(0),
             HEAD_STRIDE=k_pages.stride(1), ROW_STRIDE=k_pages.stride(2), PAGE_SIZE=page_size,
-            BLOCK_M=block_m, BLOCK_N=tiling.block_n, IS_LONG=is_long, DOT=dot_dtype(k_pages.dtype),
-            **table_shape(d_rel, group, block_m, tiling.block_n), **shape,
+            BLOCK_M=block_m, BLOCK_N=tiling.block_n, BLOCK_D=block_d, CHUNK=chunk,
+            SHORT_ROWS=tiling.short_rows, SPLIT_ABOVE=tiling.split_above, IS_LONG=is_long,
+            BLOCK_B=max(16, triton.next_power_of_2(num_rows)), DOT=dot_dtype(k_pages.dtype),
+            **table_shape(d_rel, group, block_m, tiling.block_n),
             num_warps=tiling.long_warps if is_long else tiling.short_warps,
             num_stages=tiling.long_stages if is_long else tiling.short_stages, enable_fp_fusion=False,
         )  # fmt: skip
@@ -331,13 +345,6 @@ def attend(
         launch_attend(is_long=True)
     if rows.block_tokens * group <= tiling.short_rows:
         launch_attend(is_long=False)
-        if can_split:
-            launch(
-                merge_kernel, (num_programs(q.device, MERGES_PER_PROCESSOR),), rows.query_start, rows.row_start, out,
-                partial_sums, partial_scales, num_rows, window or NO_WINDOW, capacity, programs, BLOCK_M=SHORT_BLOCK_M,
-                **shape,
-                num_warps=1, enable_fp_fusion=False,
-            )  # fmt: skip
     return out
 
 

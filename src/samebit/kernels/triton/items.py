@@ -57,7 +57,7 @@ def row_items(
     IS_LONG: tl.constexpr,  # take rows of more than SHORT_ROWS query rows, else the others
     BLOCK_B: tl.constexpr,
 ):
-    """For all batch rows [BLOCK_B]: where their items end, 1 where split, where their partial results begin, their query rows."""
+    """For all batch rows [BLOCK_B]: where their items end, 1 where split, where their partial results begin."""
     rows = tl.arange(0, BLOCK_B)
     _, count, _, _, chunks = row_sizes(query_start, row_start, rows, num_rows, window, BLOCK_TOKENS, CHUNK)
     query_rows = count * GROUP
@@ -68,7 +68,7 @@ def row_items(
     partials_end = tl.cumsum(wanted, 0)
     is_split = (wanted > 0) & (partials_end <= capacity)
     ends = tl.cumsum(tl.where(is_split, wanted, whole), 0)
-    return ends, is_split.to(tl.int32), partials_end - wanted, query_rows
+    return ends, is_split.to(tl.int32), partials_end - wanted
 
 
 @triton.jit
