@@ -74,7 +74,7 @@ AHEAD_MUTANTS = [
             ),
         ),
         "ahead",
-        "boundary",
+        "IndexError",
     ),
     Mutant(
         "a ring holds what one step writes",
