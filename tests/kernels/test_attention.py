@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samebit.kernels.values import KvIndex
+from samebit.kernels.values import KvIndex, Turn
 from tests.kernels.cases import PagedCache, ints, longs, normal
 
 # heads, KV heads, head width, d_rel, extent, page size
@@ -186,3 +186,26 @@ def test_normed_heads_have_the_bits_of_norms_and_a_write(kernels):
     assert torch.equal(normed, kernels.rms_norm(q, gains[0], 1e-6))
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one, other)
+
+
+def test_turned_heads_are_normed_then_turned_by_their_positions(kernels):
+    """Keys in pages, keys of a block and queries, by the formula of a rotation of complex numbers."""
+    width, positions = 6, torch.tensor([0, 3, 11, 7])
+    fused, gains = normal(1, 4, 5 * width + 1), (normal(2, width), normal(3, width))
+    angles = torch.arange(12.0)[:, None] * 10.0 ** -torch.arange(3.0)
+    tables = torch.cat([angles.cos()] * 2, 1), torch.cat([-angles.sin(), angles.sin()], 1)
+    q, k, v = fused[:, : 2 * width], fused[:, 2 * width : 3 * width], fused[:, -width:]
+    pages = [torch.zeros(3, 1, 4, width), torch.zeros(3, 1, 4, width), longs(0, 0, 0)]
+    ix, turn = KvIndex(ints(4, 5, 6, 0), ints(0, 0, 0, 0), longs(0, 0, 0, 0)), Turn(positions, *tables)
+    both = kernels.write_heads(q, k, v, gains, 1e-6, *pages, ix, turn)
+    dense = kernels.turn_heads(fused[:, : 3 * width], torch.stack([gains[0], gains[0], gains[1]]), 1e-6, turn)
+    normed = torch.cat([kernels.rms_norm(q, gains[0], 1e-6), kernels.rms_norm(k, gains[1], 1e-6)], 1).view(4, 3, 2, 3)
+    wanted = torch.complex(normed[:, :, 0], normed[:, :, 1]) * torch.polar(torch.ones(()), angles)[positions][:, None]
+    torch.testing.assert_close(dense, torch.cat([wanted.real, wanted.imag], 2).flatten(1), rtol=1e-5, atol=1e-6)
+    assert torch.equal(both, dense[:, : 2 * width])
+    assert torch.equal(pages[0][1, 0, :3], dense[:3, 2 * width :])
+    assert torch.equal(pages[1][1, 0, :3], v[:3])
+    assert not pages[0][[0, 2]].any()
+    nothing = kernels.write_heads(q[:, :0], k, v, gains, 1e-6, *pages, ix, turn)
+    assert nothing.shape == (4, 0)
+    assert torch.equal(pages[0][1, 0, :3], dense[:3, 2 * width :])

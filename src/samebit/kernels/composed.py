@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -39,11 +40,38 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
         write_slots: Tensor,
         stamp_pages: Tensor,
         stamp_tags: Tensor,
+        positions: Tensor | None,
+        cos: Tensor | None,
+        sin: Tensor | None,
         threads: int,
     ) -> Tensor:
-        normed = rms_norm(k, k_gain, eps, threads)
-        write_kv(normed, v, k_pages, v_pages, page_tags, write_slots, stamp_pages, stamp_tags, threads)
-        out: Tensor = rms_norm(q, q_gain, eps, threads)
-        return out
+        def normed(x: Tensor, gain: Tensor) -> Tensor:
+            out: Tensor = rms_norm(x, gain, eps, threads) if x.shape[1] else x.clone()
+            return out if positions is None or cos is None or sin is None else turned(out, positions, cos, sin)
 
-    return {"short_conv_norm": short_conv_norm, "add_norm": add_norm, "write_heads": write_heads}
+        keys = normed(k, k_gain)
+        write_kv(keys, v, k_pages, v_pages, page_tags, write_slots, stamp_pages, stamp_tags, threads)
+        return normed(q, q_gain)
+
+    def turn_heads(
+        x: Tensor, gains: Tensor, eps: float, positions: Tensor, cos: Tensor, sin: Tensor, threads: int
+    ) -> Tensor:
+        # A gain of one changes no bit.
+        normed: Tensor = rms_norm(x, torch.ones_like(gains[0]), eps, threads)
+        return turned(normed * gains.flatten(), positions, cos, sin)
+
+    return {
+        "short_conv_norm": short_conv_norm,
+        "write_heads": write_heads,
+        "add_norm": add_norm,
+        "turn_heads": turn_heads,
+    }
+
+
+def turned(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Heads side by side, ``x`` [T, n * hd], turned as ``Turn`` says."""
+    heads = x.unflatten(1, (x.shape[1] // cos.shape[1], cos.shape[1]))
+    first, second = heads.chunk(2, dim=2)
+    exchanged = torch.cat([second, first], dim=2)
+    out: Tensor = heads * cos[positions][:, None] + exchanged * sin[positions][:, None]
+    return out.flatten(1)

@@ -29,6 +29,7 @@ from samebit.kernels.values import (
     PackedExperts,
     PageTags,
     SampleColumns,
+    Turn,
 )
 
 Element = Literal["float32", "bfloat16"]
@@ -196,15 +197,23 @@ class KernelSet:
         v_pages: Tensor,
         page_tags: Tensor,
         ix: KvIndex,
+        turn: Turn | None = None,
     ) -> Tensor:
         """``write_kv`` of keys that are normed first, and normed queries: ``rms_norm`` of each head, with a gain [hd] for q and for k.
 
-        ``q`` [T, nh * hd], ``k`` and ``v`` [T, nk * hd]; gives [T, nh * hd]. Pages must be of the set's element.
+        ``q`` [T, nh * hd], where nh may be 0, ``k`` and ``v`` [T, nk * hd]; gives [T, nh * hd]. Normed heads are turned if there
+        is a ``turn``. Pages must be of the set's element.
         """
+        turning = (None, None, None) if turn is None else (turn.positions, turn.cos, turn.sin)
         out: Tensor = self._ops.write_heads(
-            q, k, v, *gains, eps, k_pages, v_pages, page_tags, ix.write_slots, ix.stamp_pages, ix.stamp_tags,
+            q, k, v, *gains, eps, k_pages, v_pages, page_tags, ix.write_slots, ix.stamp_pages, ix.stamp_tags, *turning,
             self.num_threads,
         )  # fmt: skip
+        return out
+
+    def turn_heads(self, x: Tensor, gains: Tensor, eps: float, turn: Turn) -> Tensor:
+        """``rms_norm`` of each head of ``x`` [T, n * hd], with its own of the gains [n, hd], and then turned: [T, n * hd]."""
+        out: Tensor = self._ops.turn_heads(x, gains, eps, turn.positions, turn.cos, turn.sin, self.num_threads)
         return out
 
     def attention(

@@ -84,6 +84,21 @@ class KvIndex:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """How heads are turned that stand at ``positions`` [T] of any whole numbers, by tables ``cos``, ``sin`` [N, hd] fp32 for positions below N.
+
+    Element i at p becomes x[i] * cos[p, i] + x[(i + hd / 2) mod hd] * sin[p, i].
+    """
+
+    positions: Tensor
+    cos: Tensor
+    sin: Tensor
+
+    def __post_init__(self) -> None:
+        check_dense(torch.float32, self.cos, self.sin)
+
+
+@dataclass(frozen=True, slots=True)
 class AttnIndex:
     """Which keys the step's tokens see.
 

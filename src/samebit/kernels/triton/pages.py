@@ -1,6 +1,6 @@
 """Keys and values of a step's tokens go into pages, and completed pages are stamped.
 
-A program owns a token, or a few heads of tokens where these are normed first. What stands in slot 0 or page 0 belongs to nobody and is not written. Knows no attention.
+A program owns a token, or a few heads of tokens where these are normed, and maybe turned, first. What stands in slot 0 or page 0 belongs to nobody and is not written. Knows no attention.
 """
 
 import torch
@@ -8,8 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from samebit.kernels.triton.heads import head_rows, position_of
 from samebit.kernels.triton.launch import launch
-from samebit.kernels.triton.rows import norm_tile, normed
+from samebit.kernels.triton.rows import norm_tile
 
 MAX_BLOCK = 1024
 """Columns that a program copies at once."""
@@ -72,33 +73,35 @@ def write_kv(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_tokens", "write_slots", "stamp_pages", "stamp_tags"])
+@triton.jit(do_not_specialize=["num_tokens", "write_slots", "stamp_pages", "stamp_tags", "positions"])
 def write_heads_kernel(
-    q, k, v, q_gain, k_gain, out, k_pages, v_pages, page_tags, write_slots, stamp_pages, stamp_tags, num_tokens, eps,
-    Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, PAGE_STRIDE: tl.constexpr,
+    q, k, v, q_gain, k_gain, out, k_pages, v_pages, page_tags, write_slots, stamp_pages, stamp_tags, positions, cos, sin,
+    num_tokens, eps, Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, PAGE_STRIDE: tl.constexpr,
     HEAD_STRIDE: tl.constexpr, ROW_STRIDE: tl.constexpr, PAGE_SIZE: tl.constexpr, HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, IS_TURNED: tl.constexpr,
 ):  # fmt: skip
-    """ROWS heads of queries, or, behind the programs for these, of keys and values; each is normed as ``norm_kernel`` does."""
+    """ROWS heads of queries, or, behind the programs for these, of keys and values; see ``head_rows``."""
     program, column = tl.program_id(0), tl.arange(0, BLOCK)[None, :]
     query_programs = tl.cdiv(num_tokens * HEADS, ROWS)
     if program < query_programs:
         row = (program * ROWS + tl.arange(0, ROWS))[:, None]
-        token, head = (row // HEADS).to(tl.int64), row % HEADS
+        token, head = (row // max(1, HEADS)).to(tl.int64), row % max(1, HEADS)
         there = (token < num_tokens) & (column < WIDTH)
-        query = tl.load(q + token * Q_STRIDE + head * WIDTH + column, mask=there, other=0.0).to(tl.float32)
-        gains = tl.load(q_gain + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-        tl.store(out + row.to(tl.int64) * WIDTH + column, normed(query, gains, eps, WIDTH), mask=there)
+        position = position_of(positions, token, token < num_tokens, IS_TURNED)
+        at = q + token * Q_STRIDE + head * WIDTH
+        query = head_rows(at, q_gain, column, there, eps, position, cos, sin, WIDTH, IS_TURNED)
+        tl.store(out + row.to(tl.int64) * WIDTH + column, query, mask=there)
     else:
         row = ((program - query_programs) * ROWS + tl.arange(0, ROWS))[:, None]
         token, head = (row // KV_HEADS).to(tl.int64), row % KV_HEADS
         slot = tl.load(write_slots + token, mask=token < num_tokens, other=0).to(tl.int64)
         wanted = (slot > 0) & (column < WIDTH)
         place = slot // PAGE_SIZE * PAGE_STRIDE + slot % PAGE_SIZE * ROW_STRIDE + head * HEAD_STRIDE + column
-        key = tl.load(k + token * K_STRIDE + head * WIDTH + column, mask=wanted, other=0.0).to(tl.float32)
         value = tl.load(v + token * V_STRIDE + head * WIDTH + column, mask=wanted, other=0.0).to(tl.float32)
-        gains = tl.load(k_gain + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-        tl.store(k_pages + place, normed(key, gains, eps, WIDTH).to(k_pages.dtype.element_ty), mask=wanted)
+        position = position_of(positions, token, token < num_tokens, IS_TURNED)
+        at = k + token * K_STRIDE + head * WIDTH
+        key = head_rows(at, k_gain, column, wanted, eps, position, cos, sin, WIDTH, IS_TURNED)
+        tl.store(k_pages + place, key.to(k_pages.dtype.element_ty), mask=wanted)
         tl.store(v_pages + place, value.to(v_pages.dtype.element_ty), mask=wanted)
         first_head = (head == 0) & (token < num_tokens)
         page = tl.load(stamp_pages + token, mask=first_head, other=0)
@@ -119,6 +122,9 @@ def write_heads(
     write_slots: Tensor,
     stamp_pages: Tensor,
     stamp_tags: Tensor,
+    positions: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
     threads: int,
 ) -> Tensor:
     """See ``KernelSet.write_heads``; the result is of the pages' dtype, which is that of activations."""
@@ -126,12 +132,14 @@ def write_heads(
     assert q.stride(1) == k.stride(1) == v.stride(1) == k_pages.stride(3) == 1
     _, kv_heads, page_size, width = k_pages.shape
     tokens, heads, (block, rows, warps) = q.shape[0], q.shape[1] // width, norm_tile(width)
+    assert positions is None or width % 2 == 0, width
     out = torch.empty(q.shape, dtype=k_pages.dtype, device=q.device)
     launch(
         write_heads_kernel, (triton.cdiv(tokens * heads, rows) + triton.cdiv(tokens * kv_heads, rows),),
-        q, k, v, q_gain, k_gain, out, k_pages, v_pages, page_tags, write_slots, stamp_pages, stamp_tags, tokens, eps,
-        Q_STRIDE=q.stride(0), K_STRIDE=k.stride(0), V_STRIDE=v.stride(0), PAGE_STRIDE=k_pages.stride(0),
+        q, k, v, q_gain, k_gain, out, k_pages, v_pages, page_tags, write_slots, stamp_pages, stamp_tags, positions, cos,
+        sin, tokens, eps, Q_STRIDE=q.stride(0), K_STRIDE=k.stride(0), V_STRIDE=v.stride(0), PAGE_STRIDE=k_pages.stride(0),
         HEAD_STRIDE=k_pages.stride(1), ROW_STRIDE=k_pages.stride(2), PAGE_SIZE=page_size, HEADS=heads,
-        KV_HEADS=kv_heads, WIDTH=width, ROWS=rows, BLOCK=block, num_warps=warps, enable_fp_fusion=False,
+        KV_HEADS=kv_heads, WIDTH=width, ROWS=rows, BLOCK=block, IS_TURNED=positions is not None, num_warps=warps,
+        enable_fp_fusion=False,
     )  # fmt: skip
     return out
