@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from samebit import EngineConfig
 from samebit.core.config import Schedule, SpeculativeConfig
 from samebit.engine.engine import Engine
+from samebit.kernels.composed import turned
 from samebit.kernels.values import SampleColumns
 from tests.driving import make_request, run
 from tests.random_checkpoint import SMALL, VOCAB, write_checkpoint
@@ -173,12 +174,13 @@ def test_keys_of_any_cut_are_the_bits_of_one_projection(target, tmp_path, raw, c
     assert keys.length > 32
     parts, context = drafter._parts, taps.before(keys.length)
     projected = parts.hidden_norm(parts.fc(context))
-    turn = drafter._rotary.at(torch.arange(keys.length))
+    turn, per_layer = drafter._rotary.at(torch.arange(keys.length)), parts.kv(projected).chunk(len(parts.layers), dim=1)
     by_place = sorted(range(len(parts.layers)), key=lambda i: drafter._places[i])
     for found, i in zip(keys.of, by_place, strict=True):
-        kept = found.shape[1]
+        kept, (k, v) = found.shape[1], per_layer[i].chunk(2, dim=1)
         assert kept == (min(parts.layers[i].window - 1, keys.length) if parts.layers[i].window else keys.length)
-        for rows, wanted in zip(found, parts.layers[i].keys_values(projected, turn), strict=True):
+        turned_k = turned(parts.layers[i].k_norm(k), turn.positions, turn.cos, turn.sin)
+        for rows, wanted in zip(found, (turned_k, v), strict=True):
             assert torch.equal(rows.flatten(1), wanted[-kept:])
 
 

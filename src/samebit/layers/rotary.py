@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from samebit.kernels.values import Turn
+
 
 class Rotary:
     """Turns the pairs (i, i + head_dim / 2) of each head by position * theta^(-2 i / head_dim).
@@ -20,17 +22,6 @@ class Rotary:
         self._cos = torch.cat([cos, cos], dim=1).to(device)
         self._sin = torch.cat([-sin, sin], dim=1).to(device)
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """What the elements of a head, and those of its halves exchanged, are multiplied by: [T, 1, head_dim] each.
-
-        For `positions` [T] int64.
-        """
-        return self._cos[positions][:, None], self._sin[positions][:, None]
-
-
-def rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Heads side by side, `x` [T, n * head_dim] fp32, turned by what `Rotary.at` gives for the rows."""
-    cos, sin = turn
-    heads = x.reshape(x.shape[0], -1, cos.shape[2])
-    first, second = heads.chunk(2, dim=2)
-    return (heads * cos + torch.cat([second, first], dim=2) * sin).flatten(1)
+    def at(self, positions: Tensor) -> Turn:
+        """What turns heads at `positions` [T]."""
+        return Turn(positions, self._cos, self._sin)

@@ -17,10 +17,10 @@ from torch import Tensor
 from samebit.drafting import DraftSteps
 from samebit.indexing import StepIndex
 from samebit.kernels.sets import KernelSet
-from samebit.kernels.values import BlockIndex, SampleColumns
+from samebit.kernels.values import BlockIndex, SampleColumns, Turn
 from samebit.layers.linear import Linear
 from samebit.layers.norm import RmsNorm
-from samebit.layers.rotary import Rotary, rotated
+from samebit.layers.rotary import Rotary
 from samebit.models.hidden import Hidden
 from samebit.models.inkling import InklingModel, block_places
 from samebit.speculative.block_config import BlockConfig
@@ -29,53 +29,52 @@ from samebit.speculative.drafter import Proposals
 from samebit.state.layout import KvLayer, PageGroup, StateLayout
 from samebit.state.pools import KvPool, PoolPart
 
-Turn = tuple[Tensor, Tensor]
-
 
 @dataclass(frozen=True, slots=True)
 class BlockLayer:
-    """One decoder layer: x + attention(norm(x)), then x + swiglu(norm(x)). `kv` maps to keys, then values.
+    """One decoder layer: x + attention(norm(x)), then x + swiglu(norm(x)). `qkv` maps to queries, keys and values side by side.
 
-    `window` 0: none. Heads of queries and keys are normalised, then turned.
+    `window` 0: none. Heads of queries and keys are normalised, with gains [nh + nk, hd], then turned.
     """
 
     kernels: KernelSet
     attn_norm: RmsNorm
-    q: Linear
-    kv: Linear
+    qkv: Linear
     out: Linear
-    q_norm: RmsNorm
+    head_gains: Tensor
     k_norm: RmsNorm
     mlp_norm: RmsNorm
     gate_up: Linear
     down: Linear
-    head_dim: int
+    num_heads: int
     window: int
     is_causal: bool
 
-    def keys_values(self, x: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
-        """Keys and values [T, nk * hd] of rows `x` [T, H]."""
-        k, v = self.kv(x).chunk(2, dim=1)
-        return rotated(self.k_norm(k), turn), v
-
-    def __call__(self, x: Tensor, turn: Turn, pool: KvPool, index: BlockIndex) -> Tensor:
-        """Block rows `x` [P * N, H] behind what `pool` holds for them."""
-        normed = self.attn_norm(x)
-        q = rotated(self.q_norm(self.q(normed)), turn)
-        k, v = self.keys_values(normed, turn)
+    def __call__(
+        self, x: Tensor, normed: Tensor, norm: RmsNorm, turn: Turn, pool: KvPool, index: BlockIndex
+    ) -> tuple[Tensor, Tensor]:
+        """Block rows behind what `pool` holds for them: the next `x` [P * N, H], for this one and its `attn_norm`, and `norm` of it."""
+        width = self.head_gains.shape[1]
+        num_turned, fused = self.head_gains.numel(), self.qkv(normed)
+        turned = self.kernels.turn_heads(fused[:, :num_turned], self.head_gains, self.k_norm.eps, turn)
+        q, k = turned.tensor_split([self.num_heads * width], dim=1)
         attended = self.kernels.block_attention(
-            q, k, v, pool.k, pool.v, index, self.window, self.head_dim**-0.5, is_causal=self.is_causal
+            q, k, fused[:, num_turned:], pool.k, pool.v, index, self.window, width**-0.5, is_causal=self.is_causal
         )
-        x = x + self.out(attended)
-        return x + self.down(self.kernels.swiglu(self.gate_up(self.mlp_norm(x))))
+        x, normed = self.mlp_norm.after_adding(x, self.out(attended))
+        return norm.after_adding(x, self.down(self.kernels.swiglu(self.gate_up(normed))))
 
 
 @dataclass(frozen=True, slots=True)
 class BlockParts:
-    """All weights in their layers. `fc` maps the target's residual streams side by side to H; see BlockConfig for the heads."""
+    """All weights in their layers; see BlockConfig for the heads.
+
+    `fc` maps the target's residual streams side by side to H, and `kv` the norm of that to each layer's keys and values in turn.
+    """
 
     fc: Linear
     hidden_norm: RmsNorm
+    kv: Linear
     layers: Sequence[BlockLayer]
     norm: RmsNorm
     markov: MarkovHead | None
@@ -122,10 +121,12 @@ class BlockDrafter:
         parts = self._parts
         context = parts.hidden_norm(parts.fc(torch.cat(hidden.taps, dim=1)))
         turn = self._rotary.at(index.positions)
-        for i, layer in enumerate(parts.layers):
-            pool, group = self._place(i, state)
-            k, v = layer.keys_values(context, turn)
-            self._kernels.write_kv(k, v, pool.k, pool.v, pool.page_tags, index.kv[group])
+        for i, layer_kv in enumerate(parts.kv(context).chunk(len(parts.layers), dim=1)):
+            (pool, group), norm = self._place(i, state), parts.layers[i].k_norm
+            k, v = layer_kv.chunk(2, dim=1)
+            gains, nothing = (norm.gain, norm.gain), k[:, :0]
+            ix, tags = index.kv[group], pool.page_tags
+            self._kernels.write_heads(nothing, k, v, gains, norm.eps, pool.k, pool.v, tags, ix, turn)
 
     def propose(self, steps: DraftSteps, state: PoolPart) -> Proposals:
         """One pass over a block for each row, then the heads."""
@@ -148,11 +149,14 @@ class BlockDrafter:
         place = torch.arange(self._num_rows, device=steps.last_tokens.device)
         token_ids = torch.where(place == 0, steps.last_tokens[:, None], config.mask_token_id).int()
         turn = self._rotary.at((steps.lengths[:, None] + place).flatten())
-        x = self._target.embedding_rows(token_ids.flatten()) * config.input_embedding_scale
-        for i, layer in enumerate(parts.layers):
+        x = self._target.embedding_rows(token_ids.flatten())
+        if config.input_embedding_scale != 1:
+            x = x * config.input_embedding_scale
+        normed, norms = parts.layers[0].attn_norm(x), [*(layer.attn_norm for layer in parts.layers[1:]), parts.norm]
+        for i, (layer, norm) in enumerate(zip(parts.layers, norms, strict=True)):
             pool, group = self._place(i, state)
-            x = layer(x, turn, pool, steps.behind(group))
-        return parts.norm(x).view(*token_ids.shape, -1)
+            x, normed = layer(x, normed, norm, turn, pool, steps.behind(group))
+        return normed.view(*token_ids.shape, -1)
 
     def _drawn_in_turn(
         self, markov: MarkovHead, hidden: Tensor, logits: Tensor, last_tokens: Tensor, columns: SampleColumns

@@ -161,29 +161,34 @@ class _Builder:
     def parts(self, vocab_size: int, temperatures: list[float]) -> BlockParts:
         """The whole drafter. `vocab_size`: the tokens that exist."""
         fc, hidden_norm, norm = self._linear("fc"), self._norm("hidden_norm"), self._norm("norm")
-        layers = [self._layer(i) for i in range(self._config.num_hidden_layers)]
+        layers, projections = zip(*map(self._layer, range(self._config.num_hidden_layers)), strict=True)
+        kv = self._packed(torch.cat(projections))
         markov = self._markov(vocab_size) if self._config.markov_rank else None
         confidence = self._confidence(markov, temperatures) if self._config.enable_confidence_head else None
         shapes, count = frozenset(self._linear_shapes), self._num_parameters
-        return BlockParts(fc, hidden_norm, layers, norm, markov, confidence, shapes, count)
+        return BlockParts(fc, hidden_norm, kv, layers, norm, markov, confidence, shapes, count)
 
-    def _layer(self, i: int) -> BlockLayer:
-        prefix = f"layers.{i}."
-        return BlockLayer(
+    def _layer(self, i: int) -> tuple[BlockLayer, Tensor]:
+        """A layer, and its projection to keys, then values."""
+        prefix, config = f"layers.{i}.", self._config
+        q, k, v = (self._take(f"{prefix}self_attn.{name}_proj.weight") for name in "qkv")
+        q_norm, k_norm = (self._norm(f"{prefix}self_attn.{name}_norm") for name in "qk")
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        layer = BlockLayer(
             kernels=self._kernels,
             attn_norm=self._norm(f"{prefix}input_layernorm"),
-            q=self._linear(f"{prefix}self_attn.q_proj"),
-            kv=self._linear(f"{prefix}self_attn.k_proj", f"{prefix}self_attn.v_proj"),
+            qkv=self._packed(torch.cat([q, k, v])),
             out=self._linear(f"{prefix}self_attn.o_proj"),
-            q_norm=self._norm(f"{prefix}self_attn.q_norm"),
-            k_norm=self._norm(f"{prefix}self_attn.k_norm"),
+            head_gains=torch.cat([q_norm.gain.expand(heads, -1), k_norm.gain.expand(kv_heads, -1)]),
+            k_norm=k_norm,
             mlp_norm=self._norm(f"{prefix}post_attention_layernorm"),
             gate_up=self._linear(f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"),
             down=self._linear(f"{prefix}mlp.down_proj"),
-            head_dim=self._config.head_dim,
-            window=self._config.windows[i],
-            is_causal=self._config.is_causal[i],
+            num_heads=heads,
+            window=config.windows[i],
+            is_causal=config.is_causal[i],
         )
+        return layer, torch.cat([k, v])
 
     def _markov(self, vocab_size: int) -> MarkovHead:
         rows = Embedding(self._kernels, self._take("markov_head.markov_w1.weight"))
