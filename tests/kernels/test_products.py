@@ -79,55 +79,49 @@ def test_a_strided_input_gives_the_bits_of_its_dense_copy(kernels):
     assert torch.equal(kernels.linear(x[:, ::2], packed), kernels.linear(x[:, ::2].contiguous(), packed))
 
 
-def routing(tokens: int, experts: int, shared: int, top_k: int, seed: int):
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.stack([torch.randperm(experts, generator=generator)[:top_k] for _ in range(tokens)])
-    ids = torch.cat([ids, torch.arange(experts, experts + shared).expand(tokens, -1)], 1)
-    return ids.to(torch.int32), torch.rand(ids.shape, generator=generator)
+def mixture(kernels, x, logits, live, packed):
+    """Each token computed by two experts of five, and by the shared ones."""
+    return kernels.mixture(x, logits, torch.arange(5) / 50, 2, logits.shape[1] - 5, 1.5, ints(live), packed)
 
 
 @pytest.mark.parametrize(("hidden", "inner"), [(64, 128), (63, 17), (100, 257)])
 def test_experts_agree_with_their_definition(kernels, hidden, inner):
     w13, w2 = normal(1, 7, 2 * inner, hidden) / hidden**0.5, normal(2, 7, hidden, inner) / inner**0.5
-    x = normal(3, 60, hidden)
-    ids, weights = routing(60, 5, 2, 2, 0)
+    x, logits = normal(3, 60, hidden), normal(4, 60, 7)
+    ids, weights = kernels.route(logits, torch.arange(5) / 50, 2, 2, 1.5)
     wanted = torch.zeros(60, hidden, dtype=torch.float64)
     for slot in range(4):
         gate, up = torch.einsum("th,tih->ti", x.double(), w13.double()[ids[:, slot]]).chunk(2, -1)
         out = torch.einsum("ti,thi->th", gate / (1 + (-gate).exp()) * up, w2.double()[ids[:, slot]])
         wanted += weights[:, slot, None].double() * out
-    found = kernels.moe(x, ids, weights, ints(60), kernels.pack_experts(w13, w2))
+    found = mixture(kernels, x, logits, 60, kernels.pack_experts(w13, w2))
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 @given(tokens=st.integers(1, 120), first=st.integers(0, 119), threads=st.integers(1, 3))
 def test_a_token_of_experts_does_not_know_its_company(kernels, tokens, first, threads):
     packed = kernels.pack_experts(normal(1, 7, 66, 36), normal(2, 7, 36, 33))
-    x = normal(3, tokens, 36)
-    ids, weights = routing(tokens, 5, 2, 2, tokens)
+    x, logits = normal(3, tokens, 36), normal(tokens, tokens, 7)
     one = slice(first % tokens, first % tokens + 1)
-    alone = kernels.moe(x[one], ids[one], weights[one], ints(1), packed)
-    together = replace(kernels, num_threads=threads).moe(x, ids, weights, ints(tokens), packed)
+    alone = mixture(kernels, x[one], logits[one], 1, packed)
+    together = mixture(replace(kernels, num_threads=threads), x, logits, tokens, packed)
     assert torch.equal(together[one], alone)
 
 
 def test_threads_do_not_change_experts(kernels):
     packed = kernels.pack_experts(normal(1, 6, 256, 96), normal(2, 6, 96, 128))
-    ids, weights = routing(90, 5, 1, 2, 0)
-    x = normal(3, 90, 96)
-    single = replace(kernels, num_threads=1).moe(x, ids, weights, ints(90), packed)
-    assert torch.equal(kernels.moe(x, ids, weights, ints(90), packed), single)
+    x, logits = normal(3, 90, 96), normal(4, 90, 6)
+    single = mixture(replace(kernels, num_threads=1), x, logits, 90, packed)
+    assert torch.equal(mixture(kernels, x, logits, 90, packed), single)
 
 
 def test_padding_tokens_run_no_expert_and_give_zeros(kernels):
-    packed = kernels.pack_experts(normal(1, 3, 34, 20), normal(2, 3, 20, 17))
-    ids, weights = routing(8, 2, 1, 1, 0)
-    x = normal(3, 8, 20)
-    clean = kernels.moe(x[:5], ids[:5], weights[:5], ints(5), packed)
+    packed = kernels.pack_experts(normal(1, 6, 34, 20), normal(2, 6, 20, 17))
+    x, logits = normal(3, 8, 20), normal(4, 8, 6)
+    clean = mixture(kernels, x[:5], logits[:5], 5, packed)
     x[5:] = torch.nan
-    weights[5:] = torch.nan
-    ids[5:] = -(2**31)
-    padded = kernels.moe(x, ids, weights, ints(5), packed)
+    logits[5:] = torch.nan
+    padded = mixture(kernels, x, logits, 5, packed)
     assert torch.equal(padded[:5], clean)
     assert torch.equal(padded[5:], torch.zeros(3, 20))
 

@@ -114,9 +114,9 @@ STEP_MUTANTS = [
     # Kernels
     Mutant(
         "experts have a capacity",
-        "In a crowded step, later tokens lose an expert.",
+        "In a crowded step, an expert is lost to later tokens.",
         (),
-        (wrap("kernels.sets:KernelSet.moe", drop_experts_when_crowded),),
+        (wrap("kernels.sets:KernelSet.mixture", drop_experts_when_crowded),),
         "weights",
         "bits differ",
     ),

@@ -27,6 +27,23 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
         total = x.float() + y
         return total, rms_norm(total, gain, eps, threads)
 
+    def mixture(
+        x: Tensor,
+        logits: Tensor,
+        bias: Tensor,
+        top_k: int,
+        num_shared: int,
+        scale: float,
+        num_tokens: Tensor,
+        w13: Tensor,
+        w2: Tensor,
+        intermediate: int,
+        threads: int,
+    ) -> Tensor:
+        expert_ids, weights = operators["route"](logits, bias, top_k, num_shared, scale, threads)
+        out: Tensor = operators["moe"](x, expert_ids, weights, num_tokens, w13, w2, intermediate, threads)
+        return out
+
     def write_heads(
         q: Tensor,
         k: Tensor,
@@ -61,6 +78,7 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
         return turned(normed * gains.flatten(), positions, cos, sin)
 
     return {
+        "mixture": mixture,
         "short_conv_norm": short_conv_norm,
         "write_heads": write_heads,
         "add_norm": add_norm,

@@ -47,6 +47,8 @@ SCHEMAS: Mapping[str, str] = {
     "route": "(Tensor logits, Tensor bias, int top_k, int num_shared, float scale, int threads) -> (Tensor, Tensor)",
     "moe": "(Tensor x, Tensor expert_ids, Tensor weights, Tensor num_tokens, Tensor w13, Tensor w2, "
     "int intermediate, int threads) -> Tensor",
+    "mixture": "(Tensor x, Tensor logits, Tensor bias, int top_k, int num_shared, float scale, Tensor num_tokens, Tensor w13, "
+    "Tensor w2, int intermediate, int threads) -> Tensor",
     "embedding": "(Tensor ids, Tensor table, int threads) -> Tensor",
     "sample": "(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seed, "
     "Tensor sample_index, Tensor position, Tensor target, int threads) -> (Tensor, Tensor, Tensor, Tensor)",

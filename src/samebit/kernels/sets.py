@@ -275,13 +275,25 @@ class KernelSet:
         return ids, weights
 
     def pack_experts(self, w13: Tensor, w2: Tensor) -> PackedExperts:
-        """Lay out ``w13`` [E, 2I, H] (gate rows, then up rows) and ``w2`` [E, H, I] for ``moe``."""
+        """Lay out ``w13`` [E, 2I, H] (gate rows, then up rows) and ``w2`` [E, H, I] for ``mixture``."""
         pack, ops = self._maker(w13, w2)
-        return PackedExperts(pack(w13), pack(w2), w13.shape[1] // 2, ops.moe)
+        return PackedExperts(pack(w13), pack(w2), w13.shape[1] // 2, ops.mixture)
 
-    def moe(self, x: Tensor, expert_ids: Tensor, weights: Tensor, num_tokens: Tensor, w: PackedExperts) -> Tensor:
-        """Sum over a token's slots, in order, of weight * expert(x), [T, H]; zeros from ``num_tokens`` [1] int32 on."""
-        return w.product(x, expert_ids, weights, num_tokens, w.w13, w.w2, w.intermediate, self.num_threads)
+    def mixture(
+        self,
+        x: Tensor,
+        logits: Tensor,
+        bias: Tensor,
+        top_k: int,
+        num_shared: int,
+        scale: float,
+        num_tokens: Tensor,
+        w: PackedExperts,
+    ) -> Tensor:
+        """Sum over a token's slots, in order, of weight * expert(x), [T, H], for what ``route`` gives; zeros from ``num_tokens`` [1] int32 on."""
+        return w.product(
+            x, logits, bias, top_k, num_shared, scale, num_tokens, w.w13, w.w2, w.intermediate, self.num_threads
+        )
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         """Rows ``ids`` [T] int32 of ``table`` [V, C] fp32 or bf16, as fp32 [T, C]."""

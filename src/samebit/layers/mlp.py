@@ -47,7 +47,6 @@ class MoeMlp:
         self._scale = scale
 
     def __call__(self, x: Tensor, num_tokens: Tensor) -> Tensor:
-        expert_ids, weights = self._kernels.route(
-            self._router(x), self._bias, self._top_k, self._num_shared, self._scale
+        return self._kernels.mixture(
+            x, self._router(x), self._bias, self._top_k, self._num_shared, self._scale, num_tokens, self._experts
         )
-        return self._kernels.moe(x, expert_ids, weights, num_tokens, self._experts)

@@ -1,16 +1,15 @@
-"""Experts on a device: routing, grouping, and that a token's bits depend on neither its company nor the tile."""
+"""Experts on a device: that a token's bits depend on neither its company nor the tile."""
 
 import pytest
 import torch
 
-from samebit.kernels import torch_set
 from samebit.kernels.triton import experts
-from samebit.kernels.triton.experts import TILES, moe, route
-from samebit.kernels.triton.launch import launch
+from samebit.kernels.triton.experts import TILES, mixture, moe
+from samebit.kernels.triton.launch import num_launches
 from samebit.kernels.triton.linear import pack_linear
+from samebit.kernels.triton.routing import FEW_PAIRS, route
 from tests.kernels.cases import ints, normal
 
-NEAR_TIE = 1e-5  # scores closer than this may be ordered otherwise by another exponential
 BF16_ERROR = 2e-2  # of a row's largest value: two roundings of inputs of a sum, and one of the result
 EVERY_TILE = [(dtype, tiles) for dtype, table in TILES.items() for _, tiles in table]
 
@@ -37,65 +36,6 @@ class Case:
         x, ids, weights = self.x[rows], self.ids[rows], self.weights[rows]
         num_tokens = ints(len(x) if live is None else live).to(x.device)
         return moe(x, ids, weights, num_tokens, self.w13, self.w2, self.inner, 1)
-
-
-@pytest.mark.parametrize(("num_experts", "shared", "top_k"), [(8, 2, 2), (13, 0, 6), (64, 2, 6), (1, 1, 1)])
-def test_routing_agrees_with_the_twin(device, num_experts, shared, top_k):
-    logits, bias = normal(1, 40, num_experts + shared) * 3, normal(2, num_experts) / 10
-    scores = (torch.sigmoid(logits[:, :num_experts]) + bias).sort(-1).values
-    is_clear = (scores.diff() > NEAR_TIE).all(-1)
-    assert is_clear.sum() > 20
-    wanted_ids, wanted_weights = torch_set.route(logits, bias, top_k, shared, 2.5, 1)
-    ids, weights = (y.cpu() for y in route(logits.to(device), bias.to(device), top_k, shared, 2.5, 1))
-    assert torch.equal(ids[is_clear], wanted_ids[is_clear])
-    torch.testing.assert_close(weights[is_clear], wanted_weights[is_clear], rtol=2e-6, atol=0)
-
-
-def test_ties_go_to_the_lower_expert(device):
-    logits = torch.randint(-1, 2, (50, 18), generator=torch.Generator().manual_seed(0)).float()
-    wanted, _ = torch_set.route(logits, torch.zeros(16), 6, 2, 1.0, 1)
-    ids, _ = route(logits.to(device), torch.zeros(16, device=device), 6, 2, 1.0, 1)
-    assert torch.equal(ids.cpu(), wanted)
-
-
-def test_the_route_of_a_token_does_not_know_its_company(device):
-    fused, bias = normal(1, 33, 40).to(device), normal(2, 12).to(device)
-    together = route(fused[:, 7:21], bias, 3, 2, 1.5, 1)
-    for token in (0, 17, 32):
-        alone = route(fused[token : token + 1, 7:21].contiguous(), bias, 3, 2, 1.5, 1)
-        assert all(torch.equal(a[0], b[token]) for a, b in zip(alone, together, strict=True))
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in the interpreter
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_a_token_that_is_not_finite_gets_experts_that_exist(device, bad):
-    logits, bias = normal(1, 6, 12).to(device), normal(2, 10).to(device)
-    clean_ids, clean_weights = route(logits, bias, 4, 2, 1.0, 1)
-    logits[2] = bad
-    logits[4, 5] = bad
-    ids, weights = route(logits, bias, 4, 2, 1.0, 1)
-    for row in (2, 4):
-        assert len(ids[row].unique()) == 6
-        assert ids[row, :4].min() >= 0
-        assert ids[row, :4].max() < 10
-        assert ids[row, 4:].tolist() == [10, 11]
-    rest = [0, 1, 3, 5]
-    assert torch.equal(ids[rest], clean_ids[rest])
-    assert torch.equal(weights[rest], clean_weights[rest])
-
-
-@pytest.mark.parametrize("block", [1, 4, 64])
-def test_pairs_are_grouped_by_expert_in_their_order(device, block):
-    ids = torch.randint(0, 5, (9, 3), generator=torch.Generator().manual_seed(1)).int()
-    ids[ids == 2] = 3  # nobody chose expert 2
-    live = ids[:7].flatten()
-    ids[7:] = torch.tensor([0, -(2**31), 2**31 - 1])
-    pairs, bounds = torch.full((27,), -1).int().to(device), torch.full((5, 2), -1).int().to(device)
-    launch(experts.group_kernel, (5,), ids.to(device), ints(7).to(device), pairs, bounds, SLOTS=3, BLOCK=block)
-    assert torch.equal(pairs[:21].cpu(), live.sort(stable=True).indices.int())
-    assert (pairs[21:] == -1).all()
-    counts = live.bincount(minlength=5)
-    assert torch.equal(bounds.cpu(), torch.stack([counts.cumsum(0) - counts, counts.cumsum(0)], 1).int())
 
 
 @pytest.mark.parametrize(("hidden", "inner"), [(64, 32), (63, 17), (100, 65)])
@@ -182,6 +122,20 @@ def test_tokens_may_be_rows_of_a_wider_tensor(device, activation):
     assert torch.equal(case(), dense)
 
 
+@pytest.mark.parametrize(("tokens", "live"), [(1, 1), (9, 7), (20, 20)])
+def test_few_tokens_have_the_bits_that_routing_and_grouping_give(device, activation, tokens, live, monkeypatch):
+    case = Case(device, activation, tokens, 36, 33)
+    logits, bias = normal(7, tokens, 7).to(device), normal(8, 5).to(device) / 10
+    ids, weights = route(logits, bias, 2, 2, 1.5, 1)
+    num_tokens, operands = ints(live).to(device), (case.w13, case.w2, case.inner, 1)
+    wanted = moe(case.x, ids, weights, num_tokens, *operands)
+    for few in (FEW_PAIRS, 0):
+        monkeypatch.setattr(experts, "FEW_PAIRS", few)
+        before = num_launches()
+        assert torch.equal(mixture(case.x, logits, bias, 2, 2, 1.5, num_tokens, *operands), wanted)
+        assert num_launches() - before == (4 if few else 5)
+
+
 MODELS = {"bench-8b": (2048, 768, 64, 6), "inkling": (4096, 2048, 32, 6), "odd": (200, 100, 7, 2)}
 
 
@@ -198,15 +152,3 @@ def test_every_number_of_tokens_gives_the_same_bits(device, model):
         padded = case(slice(min(4096, 2 * tokens)), live=tokens)
         assert torch.equal(padded[:tokens], everything[:tokens]), tokens
         assert not padded[tokens:].any()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_many_tokens_are_routed_as_the_twin_routes_them(device):
-    logits, bias = normal(1, 8192, 258) * 2, normal(2, 256) / 10
-    scores = (torch.sigmoid(logits[:, :256]) + bias).sort(-1, descending=True).values
-    is_clear = (scores[:, :7].diff().abs() > NEAR_TIE).all(-1)
-    assert is_clear.sum() > 4000
-    wanted, _ = torch_set.route(logits, bias, 6, 2, 1.0, 1)
-    ids, _ = route(logits.to(device), bias.to(device), 6, 2, 1.0, 1)
-    assert torch.equal(ids.cpu()[is_clear], wanted[is_clear])

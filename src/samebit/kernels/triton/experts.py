@@ -1,8 +1,7 @@
-"""Mixtures of experts: who computes a token, and the two products of each expert over the tokens that chose it.
+"""Mixtures of experts: the two products of each expert over the tokens that chose it, and the sum over a token's experts.
 
-Pairs of a token and a slot are grouped by expert, in order and without a sort. A fixed number of programs walk the tiles that
-the counts on the device ask for. Sums run as in ``linear``, so a tile's shape is free; a token's slots are added in
-their order. Knows nothing of layers.
+A fixed number of programs walk the tiles that the counts on the device ask for. Sums run as in ``linear``, so a tile's shape is free; a
+token's slots are added in their order. Knows nothing of layers, nor how experts are chosen.
 """
 
 from dataclasses import dataclass
@@ -15,9 +14,8 @@ from torch import Tensor
 
 from samebit.kernels.triton.launch import dot_dtype, launch, num_programs
 from samebit.kernels.triton.linear import BLOCK_K, chain, whole_span
+from samebit.kernels.triton.routing import FEW_PAIRS, Groups, assign, group, route
 
-SCAN = ((512, 4), (4096, 8))
-"""Pairs that a program which groups them looks at in one step, and its warps: for few pairs and for many."""
 COMBINE_BLOCK = 1024
 """Columns of a token that one program adds up."""
 
@@ -62,95 +60,6 @@ def tiles_of(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tiles:
     return next(tiles for least, tiles in TILES[dtype] if num_pairs >= least * num_experts)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def route_kernel(
-    logits,
-    bias,
-    ids,
-    weights,
-    num_rows,
-    stride,
-    scale,
-    EXPERTS: tl.constexpr,
-    TOP_K: tl.constexpr,
-    SHARED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SLOTS: tl.constexpr,
-):
-    """Experts and weights of one token; WIDTH and SLOTS are powers of two that hold all experts and all slots."""
-    row = tl.program_id(0).to(tl.int64)
-    expert, slot = tl.arange(0, WIDTH), tl.arange(0, SLOTS)
-    logit = tl.load(logits + row * stride + expert, mask=expert < EXPERTS + SHARED, other=0.0)
-    score = tl.div_rn(1.0, 1.0 + tl.exp(-logit)) + tl.load(bias + expert, mask=expert < EXPERTS, other=0.0)
-    score = tl.where(score > float("-inf"), score, float("-inf"))  # NaN too is the least: ids stay those of experts
-    is_left = expert < EXPERTS
-    # Shared experts follow; the places of chosen ones are overwritten.
-    chosen = EXPERTS + slot - TOP_K
-    for place in tl.static_range(TOP_K):
-        best = tl.max(tl.where(is_left, score, float("-inf")), 0)
-        winner = tl.min(tl.where(is_left & (score == best), expert, WIDTH), 0)
-        is_left = is_left & (expert != winner)
-        chosen = tl.where(slot == place, winner, chosen)
-    is_slot = slot < TOP_K + SHARED
-    raw = tl.load(logits + row * stride + chosen, mask=is_slot, other=0.0)
-    log_sigmoid = tl.minimum(raw, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(raw)))
-    share = tl.exp(log_sigmoid - tl.max(tl.where(is_slot, log_sigmoid, float("-inf")), 0))
-    total = 0.0
-    for place in tl.static_range(TOP_K + SHARED):
-        total += tl.sum(tl.where(slot == place, share, 0.0), 0)
-    at = row * (TOP_K + SHARED) + slot
-    tl.store(ids + at, chosen, mask=is_slot)
-    tl.store(weights + at, tl.div_rn(share, total) * scale, mask=is_slot)
-
-
-def route(
-    logits: Tensor, bias: Tensor, top_k: int, num_shared: int, scale: float, threads: int
-) -> tuple[Tensor, Tensor]:
-    """The twin's experts and weights for ``logits`` [T, E + shared] fp32; a row that is not finite gets some valid ids."""
-    num_rows, slots = logits.shape[0], top_k + num_shared
-    ids = torch.empty((num_rows, slots), dtype=torch.int32, device=logits.device)
-    weights = torch.empty((num_rows, slots), dtype=torch.float32, device=logits.device)
-    launch(
-        route_kernel,
-        (num_rows,),
-        logits, bias, ids, weights, num_rows, logits.stride(0), scale,
-        EXPERTS=bias.shape[0],
-        TOP_K=top_k,
-        SHARED=num_shared,
-        WIDTH=triton.next_power_of_2(logits.shape[1]),
-        SLOTS=triton.next_power_of_2(slots),
-        num_warps=1,
-    )  # fmt: skip
-    return ids, weights
-
-
-@triton.jit(do_not_specialize_on_alignment=["num_tokens"])
-def group_kernel(expert_ids, num_tokens, pairs, bounds, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the live pairs of expert ``program_id`` to ``pairs``, in order, and the bounds of where they lie."""
-    expert = tl.program_id(0)
-    place = tl.arange(0, BLOCK)
-    num_pairs = tl.load(num_tokens) * SLOTS
-    below = tl.zeros((BLOCK,), dtype=tl.int32)
-    own = tl.zeros((BLOCK,), dtype=tl.int32)
-    for first in range(0, num_pairs, BLOCK):
-        pair = first + place
-        found = tl.load(expert_ids + pair, mask=pair < num_pairs, other=2147483647)
-        below += (found < expert).to(tl.int32)
-        own += (found == expert).to(tl.int32)
-    start = tl.sum(below, 0)
-    count = tl.sum(own, 0)
-    tl.store(bounds + 2 * expert, start)
-    tl.store(bounds + 2 * expert + 1, start + count)
-    if count > 0:
-        written = start
-        for first in range(0, num_pairs, BLOCK):
-            pair = first + place
-            found = tl.load(expert_ids + pair, mask=pair < num_pairs, other=2147483647)
-            is_own = (found == expert).to(tl.int32)
-            tl.store(pairs + written + tl.cumsum(is_own, 0) - 1, pair, mask=is_own == 1)
-            written += tl.sum(is_own, 0)
-
-
 @triton.jit
 def tiles_of_experts(bounds, EXPERTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr):
     """Per expert, the bounds of its pairs and the number of token tiles up to and with it."""
@@ -190,7 +99,7 @@ def gate_up_kernel(
     EVEN_K: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """silu(gate) * up of the tokens of grouped pairs: rows of ``hidden`` [pairs, I] in the order of the groups."""
+    """silu(gate) * up of the tokens of grouped pairs: rows of ``hidden`` [places, I] in the order of the groups."""
     start, stop, tiles, tiles_up_to = tiles_of_experts(bounds, EXPERTS, WIDTH, BLOCK_T)
     tiles_i = tl.cdiv(inner, BLOCK_I)
     place = tl.arange(0, BLOCK_K)[None, :]
@@ -274,6 +183,27 @@ def combine_kernel(slots, weights, num_tokens, out, width, SLOTS: tl.constexpr, 
     tl.store(out + row * width + h, total.to(out.dtype.element_ty), mask=h < width)
 
 
+def mixture(
+    x: Tensor,
+    logits: Tensor,
+    bias: Tensor,
+    top_k: int,
+    num_shared: int,
+    scale: float,
+    num_tokens: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    intermediate: int,
+    threads: int,
+) -> Tensor:
+    """``moe`` of the experts and weights that ``route`` gives; few tokens are routed and grouped in one launch."""
+    if x.shape[0] * (top_k + num_shared) > FEW_PAIRS:
+        expert_ids, weights = route(logits, bias, top_k, num_shared, scale, threads)
+        return moe(x, expert_ids, weights, num_tokens, w13, w2, intermediate, threads)
+    groups, weights = assign(logits, bias, top_k, num_shared, scale, num_tokens)
+    return apply_experts(x, groups, weights, num_tokens, w13, w2, intermediate)
+
+
 def moe(
     x: Tensor,
     expert_ids: Tensor,
@@ -288,18 +218,24 @@ def moe(
 
     ``expert_ids`` of live tokens are below E; those of padding may be anything.
     """
-    (num_rows, width), num_slots, num_experts = x.shape, expert_ids.shape[1], w13.shape[0]
+    groups = group(expert_ids, num_tokens, w13.shape[0])
+    return apply_experts(x, groups, weights, num_tokens, w13, w2, intermediate)
+
+
+def apply_experts(
+    x: Tensor, groups: Groups, weights: Tensor, num_tokens: Tensor, w13: Tensor, w2: Tensor, intermediate: int
+) -> Tensor:
+    """The sum over a token's slots of ``weights`` [T, slots] times the expert that it is grouped with there, for ``moe``'s operands."""
+    (num_rows, width), num_slots, num_experts = x.shape, weights.shape[1], w13.shape[0]
     assert x.stride(1) == 1, x.stride()
-    assert expert_ids.is_contiguous(), expert_ids.stride()
     assert weights.is_contiguous(), weights.stride()
     num_pairs = num_rows * num_slots
     tiles = tiles_of(num_pairs, num_experts, x.dtype)
-    pairs, bounds, hidden, slots, out = (
+    pairs, bounds = groups.pairs, groups.bounds
+    hidden, slots, out = (
         torch.empty(shape, dtype=dtype, device=x.device)
         for shape, dtype in (
-            ((num_pairs,), torch.int32),
-            ((num_experts, 2), torch.int32),
-            ((num_pairs, intermediate), x.dtype),
+            ((pairs.shape[0], intermediate), x.dtype),
             ((num_pairs, width), torch.float32),
             ((num_rows, width), x.dtype),
         )
@@ -318,12 +254,6 @@ def moe(
             "num_warps": tile.num_warps, "num_stages": tile.num_stages, **experts, **dot,
         }  # fmt: skip
 
-    block, scan_warps = SCAN[num_pairs > SCAN[0][0]]
-    launch(
-        group_kernel,
-        (num_experts if num_rows else 0,),
-        expert_ids, num_tokens, pairs, bounds, SLOTS=num_slots, BLOCK=block, num_warps=scan_warps,
-    )  # fmt: skip
     launch(
         gate_up_kernel, programs(tiles.gate_up, intermediate),
         x, w13, pairs, bounds, hidden, x.stride(0), intermediate, width,

@@ -22,6 +22,7 @@ from samebit.kernels.triton import (
     launch,
     linear,
     pages,
+    routing,
     rows,
     sampling,
 )
@@ -55,8 +56,9 @@ def implementations(activation: torch.dtype) -> dict[str, Callable[..., Any]]:
         "turn_heads": partial(heads.turn_heads, activation),
         "attention": attention.attention,
         "block_attention": block_attention.block_attention,
-        "route": experts.route,
+        "route": routing.route,
         "moe": experts.moe,
+        "mixture": experts.mixture,
         "sample": sampling.sample,
         "top_logprobs": sampling.top_logprobs,
     }

@@ -1,0 +1,249 @@
+"""Who computes a token: each token's experts and their weights, and the tokens of each expert.
+
+Pairs of a token and a slot are grouped by expert, in order and without a sort. For few tokens all of it is one launch: an expert's
+program finds the tokens that chose it from their logits, by how many experts come before it, while a token's program finds its
+weights. For many tokens the experts of a token are picked one by one, once. Knows no products.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from samebit.kernels.triton.launch import launch
+
+FEW_PAIRS = 512
+"""So many pairs, and fewer, are routed and grouped in one launch."""
+FEW_BLOCK = 16
+"""Tokens that an expert's program looks at in one step there."""
+SCAN = ((512, 4), (4096, 8))
+"""Pairs that a program which groups them looks at in one step, and its warps: for few pairs and for many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The pairs of expert e: from place ``bounds`` [E, 2] int32 [e, 0] to [e, 1] of ``pairs`` int32, ascending; other places hold anything."""
+
+    pairs: Tensor
+    bounds: Tensor
+
+
+@triton.jit
+def scores_of(logit, bias):
+    """What experts are chosen by; NaN too is the least: ids stay those of experts."""
+    score = tl.div_rn(1.0, 1.0 + tl.exp(-logit)) + bias
+    return tl.where(score > float("-inf"), score, float("-inf"))
+
+
+@triton.jit
+def weights_of(raw, slot, scale, NUM_SLOTS: tl.constexpr):
+    """Weights of a token's slots from their logits, added up in the order of the slots."""
+    is_slot = slot < NUM_SLOTS
+    log_sigmoid = tl.minimum(raw, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(raw)))
+    share = tl.exp(log_sigmoid - tl.max(tl.where(is_slot, log_sigmoid, float("-inf")), 0))
+    total = 0.0
+    for place in tl.static_range(NUM_SLOTS):
+        total += tl.sum(tl.where(slot == place, share, 0.0), 0)
+    return tl.div_rn(share, total) * scale
+
+
+@triton.jit
+def rank_of(score, expert, own_score, own):
+    """How many experts, along axis 0, come before their ``own``: larger scores, and equal ones of lower experts.
+
+    An expert that is not there is no smaller than those that are, and scores -inf: it comes before none of them.
+    """
+    is_before = (score > own_score) | ((score == own_score) & (expert < own))
+    return tl.sum(is_before.to(tl.int32), 0)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def route_kernel(
+    logits,
+    bias,
+    ids,
+    weights,
+    num_rows,
+    stride,
+    scale,
+    EXPERTS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    SHARED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    """Experts and weights of one token; WIDTH and SLOTS are powers of two that hold all experts and all slots."""
+    row = tl.program_id(0).to(tl.int64)
+    expert, slot = tl.arange(0, WIDTH), tl.arange(0, SLOTS)
+    logit = tl.load(logits + row * stride + expert, mask=expert < EXPERTS, other=0.0)
+    score = scores_of(logit, tl.load(bias + expert, mask=expert < EXPERTS, other=0.0))
+    is_left = expert < EXPERTS
+    # Shared experts follow; the places of chosen ones are overwritten.
+    chosen = EXPERTS + slot - TOP_K
+    for place in tl.static_range(TOP_K):
+        best = tl.max(tl.where(is_left, score, float("-inf")), 0)
+        winner = tl.min(tl.where(is_left & (score == best), expert, WIDTH), 0)
+        is_left = is_left & (expert != winner)
+        chosen = tl.where(slot == place, winner, chosen)
+    is_slot = slot < TOP_K + SHARED
+    raw = tl.load(logits + row * stride + chosen, mask=is_slot, other=0.0)
+    at = row * (TOP_K + SHARED) + slot
+    tl.store(ids + at, chosen, mask=is_slot)
+    tl.store(weights + at, weights_of(raw, slot, scale, TOP_K + SHARED), mask=is_slot)
+
+
+def route(
+    logits: Tensor, bias: Tensor, top_k: int, num_shared: int, scale: float, threads: int
+) -> tuple[Tensor, Tensor]:
+    """The twin's experts and weights for ``logits`` [T, E + shared] fp32; a row that is not finite gets some valid ids."""
+    num_rows, slots = logits.shape[0], top_k + num_shared
+    ids = torch.empty((num_rows, slots), dtype=torch.int32, device=logits.device)
+    weights = torch.empty((num_rows, slots), dtype=torch.float32, device=logits.device)
+    launch(
+        route_kernel,
+        (num_rows,),
+        logits, bias, ids, weights, num_rows, logits.stride(0), scale,
+        EXPERTS=bias.shape[0],
+        TOP_K=top_k,
+        SHARED=num_shared,
+        WIDTH=triton.next_power_of_2(bias.shape[0]),
+        SLOTS=triton.next_power_of_2(slots),
+        num_warps=1,
+    )  # fmt: skip
+    return ids, weights
+
+
+@triton.jit(do_not_specialize_on_alignment=["num_tokens"])
+def group_kernel(expert_ids, num_tokens, pairs, bounds, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the live pairs of expert ``program_id`` to ``pairs``, in order, and the bounds of where they lie."""
+    expert = tl.program_id(0)
+    place = tl.arange(0, BLOCK)
+    num_pairs = tl.load(num_tokens) * SLOTS
+    below = tl.zeros((BLOCK,), dtype=tl.int32)
+    own = tl.zeros((BLOCK,), dtype=tl.int32)
+    for first in range(0, num_pairs, BLOCK):
+        pair = first + place
+        found = tl.load(expert_ids + pair, mask=pair < num_pairs, other=2147483647)
+        below += (found < expert).to(tl.int32)
+        own += (found == expert).to(tl.int32)
+    start = tl.sum(below, 0)
+    count = tl.sum(own, 0)
+    tl.store(bounds + 2 * expert, start)
+    tl.store(bounds + 2 * expert + 1, start + count)
+    if count > 0:
+        written = start
+        for first in range(0, num_pairs, BLOCK):
+            pair = first + place
+            found = tl.load(expert_ids + pair, mask=pair < num_pairs, other=2147483647)
+            is_own = (found == expert).to(tl.int32)
+            tl.store(pairs + written + tl.cumsum(is_own, 0) - 1, pair, mask=is_own == 1)
+            written += tl.sum(is_own, 0)
+
+
+def group(expert_ids: Tensor, num_tokens: Tensor, num_experts: int) -> Groups:
+    """The pairs of ``expert_ids`` [T, slots], of the first ``num_tokens`` [1] tokens, by expert; one's follow another's."""
+    num_rows, slots = expert_ids.shape
+    assert expert_ids.is_contiguous(), expert_ids.stride()
+    pairs = torch.empty(num_rows * slots, dtype=torch.int32, device=expert_ids.device)
+    bounds = torch.empty((num_experts, 2), dtype=torch.int32, device=expert_ids.device)
+    block, num_warps = SCAN[pairs.shape[0] > SCAN[0][0]]
+    launch(
+        group_kernel,
+        (num_experts if num_rows else 0,),
+        expert_ids, num_tokens, pairs, bounds, SLOTS=slots, BLOCK=block, num_warps=num_warps,
+    )  # fmt: skip
+    return Groups(pairs, bounds)
+
+
+@triton.jit
+def weigh(
+    logits,
+    bias,
+    weights,
+    row,
+    stride,
+    scale,
+    EXPERTS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    SHARED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    """Weights of one token, as ``route_kernel`` finds them."""
+    expert, slot = tl.arange(0, WIDTH), tl.arange(0, SLOTS)
+    is_shared = (slot >= TOP_K) & (slot < TOP_K + SHARED)
+    shared = tl.load(logits + row * stride + EXPERTS + slot - TOP_K, mask=is_shared, other=0.0)
+    logit = tl.load(logits + row * stride + expert, mask=expert < EXPERTS, other=0.0)
+    score = scores_of(logit, tl.load(bias + expert, mask=expert < EXPERTS, other=float("-inf")))
+    rank = rank_of(score[:, None], expert[:, None], score[None, :], expert[None, :])
+    raw = tl.sum(tl.where(rank[:, None] == slot[None, :], logit[:, None], 0.0), 0)
+    weight = weights_of(tl.where(slot < TOP_K, raw, shared), slot, scale, TOP_K + SHARED)
+    tl.store(weights + row * (TOP_K + SHARED) + slot, weight, mask=slot < TOP_K + SHARED)
+
+
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["num_tokens"])
+def assign_kernel(
+    logits,
+    bias,
+    num_tokens,
+    weights,
+    pairs,
+    bounds,
+    num_rows,
+    stride,
+    scale,
+    EXPERTS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    SHARED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The weights of token ``program_id``; behind the tokens, an expert's pairs, to its own ``num_rows`` places."""
+    if tl.program_id(0) < num_rows:
+        weigh(logits, bias, weights, tl.program_id(0), stride, scale, EXPERTS, TOP_K, SHARED, WIDTH, SLOTS)
+    else:
+        own = tl.program_id(0) - num_rows
+        live = tl.load(num_tokens)
+        expert = tl.arange(0, WIDTH)[:, None]
+        biases = tl.load(bias + expert, mask=expert < EXPERTS, other=float("-inf"))
+        written = own * num_rows
+        tl.store(bounds + 2 * own, written)
+        for first in range(0, num_rows, BLOCK):
+            token = first + tl.arange(0, BLOCK)
+            is_there = (expert < EXPERTS) & (token < num_rows)[None, :]
+            score = scores_of(tl.load(logits + token[None, :] * stride + expert, mask=is_there, other=0.0), biases)
+            own_score = tl.max(tl.where(expert == own, score, float("-inf")), 0)
+            rank = rank_of(score, expert, own_score[None, :], own)
+            is_own = ((token < live) & ((rank < TOP_K) | (own >= EXPERTS))).to(tl.int32)
+            slot = tl.where(own < EXPERTS, rank, TOP_K + own - EXPERTS)
+            to = pairs + written + tl.cumsum(is_own, 0) - 1
+            tl.store(to, token * (TOP_K + SHARED) + slot, mask=is_own == 1)
+            written += tl.sum(is_own, 0)
+        tl.store(bounds + 2 * own + 1, written)
+
+
+def assign(
+    logits: Tensor, bias: Tensor, top_k: int, num_shared: int, scale: float, num_tokens: Tensor
+) -> tuple[Groups, Tensor]:
+    """``route`` and ``group`` of its ids in one launch: the groups, each at its own T places, and the weights [T, slots]."""
+    num_rows, num_slots, num_experts = logits.shape[0], top_k + num_shared, bias.shape[0] + num_shared
+    weights = torch.empty((num_rows, num_slots), dtype=torch.float32, device=logits.device)
+    pairs = torch.empty(num_experts * num_rows, dtype=torch.int32, device=logits.device)
+    bounds = torch.empty((num_experts, 2), dtype=torch.int32, device=logits.device)
+    width = triton.next_power_of_2(bias.shape[0])
+    launch(
+        assign_kernel,
+        (num_rows + num_experts if num_rows else 0,),
+        logits, bias, num_tokens, weights, pairs, bounds, num_rows, logits.stride(0), scale,
+        EXPERTS=bias.shape[0],
+        TOP_K=top_k,
+        SHARED=num_shared,
+        WIDTH=width,
+        SLOTS=triton.next_power_of_2(num_slots),
+        BLOCK=min(FEW_BLOCK, triton.next_power_of_2(num_rows)),
+        num_warps=max(1, min(16, width // 32)),  # a thread for each expert that is compared with the others
+    )  # fmt: skip
+    return Groups(pairs, bounds), weights
