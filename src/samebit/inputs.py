@@ -7,15 +7,17 @@ never absent. Addresses that depend on lengths are computed from these fields on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
-from operator import attrgetter
+from itertools import accumulate
+from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from samebit.core.plan import DRAW, BatchPlan, draft_tag, owner_tag
+from samebit.core.plan import DRAW, MIX_FACTORS, OWNER_FACTOR, BatchPlan, drafter_of, step_word
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +40,19 @@ class Bucket:
     @staticmethod
     def of(plan: BatchPlan) -> Bucket:
         """The smallest bucket that holds `plan` with the padding it asks for."""
+        edits = [sample.edits for sample in plan.samples if sample.edits.token_ids or sample.edits.allowed]
+        masks = [len(edit.allowed) for edit in edits if edit.allowed]
         return Bucket(
             tokens=max(1, plan.num_tokens + plan.pad_tokens),
             rows=len(plan.rows) + plan.pad_rows,
             samples=max(1, len(plan.samples)),
-            edits=sum(len(sample.edits.token_ids) for sample in plan.samples),
+            edits=sum([len(edit.token_ids) for edit in edits]),
             entries=len(plan.entries),
             deltas=len(plan.page_deltas),
-            top=max((sample.num_top for sample in plan.samples), default=0),
+            top=max([sample.num_top for sample in plan.samples], default=0),
             drafts=len(plan.drafts),
-            masks=sum(bool(sample.edits.allowed) for sample in plan.samples),
-            mask_words=max((len(sample.edits.allowed) for sample in plan.samples), default=0) // 4,
+            masks=len(masks),
+            mask_words=max(masks, default=0) // 4,
         )
 
     def rounded_up(self) -> Bucket:
@@ -173,33 +177,39 @@ class InputBuffer:
             self._host[name] = self._staging[part].view(_dtype(name)).numpy()
             self._host[name].fill(_INERT.get(name, 0))
             views[name] = self._storage[part].view(_dtype(name))
-        self._inert = self._staging.clone()
-        self._sent: torch.cuda.Event | None = None
+        self._bytes = self._staging.numpy()
+        self._inert = self._bytes.copy()
+        # Recorded behind each copy to the device; there is nothing to wait for before the first.
+        self._sent = torch.cuda.Event() if on_device else None  # type: ignore[no-untyped-call]  # torch has no types here
         if on_device:
             self._storage.copy_(self._staging)
         self.view = StaticInputs(**views)
 
     def fill(self, plan: BatchPlan) -> StaticInputs:
         """Write every field of the bucket: inert values first, then the plan's rows."""
-        host = self._host
         if self._sent is not None:
             self._sent.synchronize()  # the step before is still to take its inputs from here
-        self._staging.copy_(self._inert)
-        self._fill_rows(plan)
-        _put(host, "sample", _SAMPLE_FIELDS, plan.samples)
-        self._fill_edits(plan)
-        self._fill_masks(plan)
-        _put(host, "entry", _ENTRY_FIELDS, plan.entries)
-        _put(host, "delta", _DELTA_FIELDS, plan.page_deltas)
-        first_draw = host["row_first_draw"]
-        drafts = [(plan.rows[draft.row], first_draw[draft.row], draft.limit) for draft in plan.drafts]
-        words = [(row.slot, sample, limit, draft_tag(plan.step, row.owner)) for row, sample, limit in drafts]
-        _put_columns(host, ("draft_slots", "draft_samples", "draft_limits", "draft_tags"), words)
-        if self._storage is not self._staging:
+        np.copyto(self._bytes, self._inert)
+        if plan.rows:
+            self._fill_rows(plan)
+        self._put(_SAMPLE_FIELDS, map(msgspec.structs.astuple, plan.samples))
+        if self.bucket.edits:
+            self._fill_edits(plan)
+        if self.bucket.masks:
+            self._fill_masks(plan)
+        self._put(_ENTRY_FIELDS, map(msgspec.structs.astuple, plan.entries))
+        self._put(_DELTA_FIELDS, map(msgspec.structs.astuple, plan.page_deltas))
+        if plan.drafts:
+            self._fill_drafts(plan)
+        if self._sent is not None:
             self._storage.copy_(self._staging, non_blocking=True)
-            self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types here
             self._sent.record()
         return self.view
+
+    def _put(self, names: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
+        """Write the columns of `rows` to the fields of these names, in order; further columns are left out."""
+        for name, column in zip(names, zip(*rows, strict=True), strict=False):
+            self._host[name][: len(column)] = column
 
     def _fill_edits(self, plan: BatchPlan) -> None:
         host, start = self._host, 0
@@ -221,47 +231,55 @@ class InputBuffer:
             words[row, : len(allowed) // 4] = np.frombuffer(allowed, np.dtype("<i4"))
 
     def _fill_rows(self, plan: BatchPlan) -> None:
-        host, start, rows = self._host, 0, []
-        host["query_start"].fill(plan.num_tokens)
-        drawn = [number for number, sample in enumerate(plan.samples) if sample.target == DRAW]
-        first_draw = {plan.samples[number].row: number for number in reversed(drawn)}
-        for number, row in enumerate(plan.rows):
-            ids, count = row.token_ids, row.num_tokens
+        host, given = self._host, zip(*map(msgspec.structs.astuple, plan.rows), strict=True)
+        _, slots, owners, starts, counts, token_ids, resumes, resume_tags, num_drafts = given
+        *firsts, num_tokens = accumulate(counts, initial=0)
+        host["query_start"].fill(num_tokens)
+        for first, count, ids in zip(firsts, counts, token_ids, strict=True):
             if ids:
                 assert len(ids) == count, "a row names all its tokens or none"
-                host["token_ids"][start : start + count] = ids
-            tag = owner_tag(plan.step, row.owner)
-            continues = count > 0 and not ids
-            drafts = (row.num_drafts, first_draw.get(number, -1))
-            rows.append((start, row.slot, continues, *drafts, row.start, tag, row.resume_snapshot, row.resume_tag))
-            start += count
-        _put_columns(host, _ROW_FIELDS, rows)
+                host["token_ids"][first : first + count] = ids
+        draws = [(sample.row, number) for number, sample in enumerate(plan.samples) if sample.target == DRAW]
+        first_draw = dict(reversed(draws))
+        columns = {
+            "query_start": firsts,
+            "row_slots": slots,
+            "row_continues": [count > 0 and not ids for count, ids in zip(counts, token_ids, strict=True)],
+            "row_drafts": num_drafts,
+            "row_first_draw": [first_draw.get(row, -1) for row in range(len(slots))],
+            "row_start": starts,
+            "row_tags": owner_tags(plan.step, owners),
+            "row_resume": resumes,
+            "row_resume_tag": resume_tags,
+        }
+        for name, column in columns.items():
+            host[name][: len(slots)] = column
+
+    def _fill_drafts(self, plan: BatchPlan) -> None:
+        first_draw = self._host["row_first_draw"]
+        rows = [plan.rows[draft.row] for draft in plan.drafts]
+        tags = owner_tags(plan.step, [drafter_of(row.owner) for row in rows])
+        words = [
+            (row.slot, first_draw[draft.row], draft.limit, tag)
+            for row, draft, tag in zip(rows, plan.drafts, tags, strict=True)
+        ]
+        self._put(_DRAFT_FIELDS, words)
 
 
-_ROW_FIELDS = (
-    "query_start", "row_slots", "row_continues", "row_drafts", "row_first_draw",
-    "row_start", "row_tags", "row_resume", "row_resume_tag",
+# In the order of their fields in PlanSample, CheckpointEntry and PageDelta.
+_SAMPLE_FIELDS = (
+    "sample_rows", "sample_offsets", "sample_targets", "sample_temperature", "sample_top_k", "sample_top_p",
+    "sample_min_p", "sample_seeds", "sample_indices",
 )  # fmt: skip
-_SAMPLE_FIELDS = {
-    "rows": "row",
-    "offsets": "offset",
-    "targets": "target",
-    "top_k": "top_k",
-    "indices": "sample_index",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "seeds": "seed",
-}
-_ENTRY_FIELDS = {"rows": "row", "snapshots": "snapshot", "boundaries": "boundary", "tags": "tag"}
-_DELTA_FIELDS = {"groups": "group", "slots": "slot", "indices": "index", "pages": "page", "stamps": "stamp"}
+_ENTRY_FIELDS = ("entry_rows", "entry_boundaries", "entry_snapshots", "entry_tags")
+_DELTA_FIELDS = ("delta_groups", "delta_slots", "delta_indices", "delta_pages", "delta_stamps")
+_DRAFT_FIELDS = ("draft_slots", "draft_samples", "draft_limits", "draft_tags")
 
 
-def _put(host: dict[str, np.ndarray], axis: str, columns: dict[str, str], items: Sequence[object]) -> None:
-    rows = list(map(attrgetter(*columns.values()), items))
-    _put_columns(host, [f"{axis}_{suffix}" for suffix in columns], rows)
-
-
-def _put_columns(host: dict[str, np.ndarray], names: Sequence[str], rows: Sequence[tuple[float, ...]]) -> None:
-    for name, column in zip(names, zip(*rows, strict=True), strict=False):
-        host[name][: len(column)] = column
+def owner_tags(step: int, owners: Sequence[int]) -> np.ndarray:
+    """`owner_tag` of a step and each of `owners`, all at once: [N] int64. What Python's integers are cut to wraps here."""
+    words: np.ndarray = np.array(owners, np.uint64) * OWNER_FACTOR + step_word(step)
+    words = (words ^ (words >> 30)) * MIX_FACTORS[0]
+    words = (words ^ (words >> 27)) * MIX_FACTORS[1]
+    words = words ^ (words >> 31)
+    return words.view(np.int64)

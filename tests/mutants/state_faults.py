@@ -71,11 +71,11 @@ STATE_MUTANTS = [
         "A fill writes the live rows and leaves the rest of the bucket as the step before it did.",
         (INCIDENT, "vLLM #41841"),
         (
-            edit(FILL, "self._staging.copy_(self._inert)", "pass"),
+            edit(FILL, "np.copyto(self._bytes, self._inert)", "pass"),
             edit(
                 "inputs:InputBuffer._fill_rows",
-                'host["query_start"].fill(plan.num_tokens)',
-                'host["query_start"][len(plan.rows)] = plan.num_tokens',
+                'host["query_start"].fill(num_tokens)',
+                'host["query_start"][len(plan.rows)] = num_tokens',
             ),
         ),
         "graphs",

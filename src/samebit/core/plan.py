@@ -24,14 +24,21 @@ BANNED_LOGIT = -1e30
 
 _MASK = (1 << 64) - 1
 _POSITION_STEP = 0x9E3779B97F4A7C15
+OWNER_FACTOR = 0xAF251AF3B0F025B5
+MIX_FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def owner_tag(step: int, owner: int) -> int:
     """A signed 64-bit word for what `owner` writes in `step` (the finaliser of SplitMix64 over both numbers)."""
-    word = (step * 0xD1342543DE82EF95 + owner * 0xAF251AF3B0F025B5 + _POSITION_STEP) & _MASK
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
+    word = (step_word(step) + owner * OWNER_FACTOR) & _MASK
+    word = ((word ^ (word >> 30)) * MIX_FACTORS[0]) & _MASK
+    word = ((word ^ (word >> 27)) * MIX_FACTORS[1]) & _MASK
     return _signed(word ^ (word >> 31))
+
+
+def step_word(step: int) -> int:
+    """The step's share of an owner's tag, before both are mixed."""
+    return (step * 0xD1342543DE82EF95 + _POSITION_STEP) & _MASK
 
 
 def position_tag(tag: int, position: int) -> int:
@@ -48,9 +55,9 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def draft_tag(step: int, owner: int) -> int:
-    """The tag of what a drafter writes for `owner` behind its committed tokens in `step`; it is never expected later."""
-    return owner_tag(step, owner ^ (1 << 60))
+def drafter_of(owner: int) -> int:
+    """Who writes for `owner` behind its committed tokens: a drafter, whose tags are never expected later."""
+    return owner ^ (1 << 60)
 
 
 class PlanRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -160,7 +167,7 @@ class BatchPlan(msgspec.Struct, frozen=True, array_like=True):
     @property
     def num_tokens(self) -> int:
         """Tokens of all rows."""
-        return sum(row.num_tokens for row in self.rows)
+        return sum([row.num_tokens for row in self.rows])
 
 
 class SampleOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
