@@ -41,6 +41,20 @@ def test_fields_of_any_size_and_dtype_come_back_as_they_are(kinds, is_strided):
         assert found[name].tolist() == tensor.tolist(), name
 
 
+def test_results_of_two_steps_can_wait_at_once():
+    results = Results()
+
+    def begin(word):
+        given = {name: torch.full((3, 2), word + place) for place, name in enumerate(NAMES)}
+        return results.copy(results.pack(StepTensors(**given)))
+
+    reads = [begin(10)]
+    for step in range(1, 6):
+        reads.append(begin(10 + step))
+        found = reads[step - 1]()
+        assert [found[name][0, 0] for name in NAMES] == [9 + step + place for place in range(len(NAMES))]
+
+
 class Watch(TorchDispatchMode):
     """Notes operations by name while `is_on`."""
 

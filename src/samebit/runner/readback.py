@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -31,45 +32,69 @@ class _Place:
     shape: tuple[int, ...]
 
 
+class _Host:
+    """Memory of the host for the results of one step, its fields, and on a GPU what tells that they have come."""
+
+    def __init__(self, places: Sequence[_Place], packed: Tensor) -> None:
+        on_device = packed.device.type != "cpu"
+        self._bytes = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=on_device)
+        self._come = torch.cuda.Event() if on_device else None  # type: ignore[no-untyped-call]  # torch has no types here
+        raw = self._bytes.numpy()
+        self._fields = {place.name: raw[place.part].view(place.dtype).reshape(place.shape) for place in places}
+
+    def begin(self, packed: Tensor) -> None:
+        """Begin to copy results to here, over those that are."""
+        self._bytes.copy_(packed, non_blocking=True)
+        if self._come is not None:
+            self._come.record()
+
+    def read(self) -> dict[str, np.ndarray]:
+        """Wait for what was begun; the fields by name."""
+        if self._come is not None:
+            self._come.synchronize()
+        return self._fields
+
+
 class Results:
     """Where the results of a bucket's steps lie, and the host memory that they are copied to, for two steps in turn."""
 
     def __init__(self) -> None:
         self._places: list[_Place] = []
-        self._hosts = [torch.empty(0, dtype=torch.uint8)] * 2
+        self._hosts: deque[_Host] = deque(maxlen=2)
 
     def pack(self, result: StepTensors) -> Tensor:
-        """The bytes of `result` [N] uint8 on its device, wide elements first, so that every field is aligned."""
-        found = {name: getattr(result, name) for name in _FIELDS}
-        names = sorted(_FIELDS, key=lambda name: -found[name].itemsize)
-        parts = [found[name].contiguous().view(-1).view(torch.uint8) for name in names]
-        self._places, end = [], 0
-        for name, part in zip(names, parts, strict=True):
-            first, end = end, end + part.shape[0]
-            self._places.append(_Place(name, slice(first, end), _DTYPES[found[name].dtype], tuple(found[name].shape)))
-        return torch.cat(parts)
+        """The bytes of `result` [N] uint8 on its device, wide elements first, so that every field is aligned.
+
+        All steps of a bucket have results of the same shapes: where a field lies is settled by the first.
+        """
+        if not self._places:
+            self._places = _places(result)
+        return torch.cat([_bytes_of(result, place) for place in self._places])
 
     def copy(self, packed: Tensor) -> Callable[[], dict[str, np.ndarray]]:
         """Begin to copy what `pack` gave to the host. What is returned waits for it, and gives the fields of StepTensors by name.
 
         They are overwritten by the copy after the next.
         """
-        if packed.device.type == "cpu":
-            own = packed.clone()  # a replay of the same step writes to the same place
-            return lambda: self._fields(own)
-        self._hosts.reverse()
-        if self._hosts[0].shape != packed.shape:
-            self._hosts[0] = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True)
-        host, done = self._hosts[0], torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types here
-        host.copy_(packed, non_blocking=True)
-        done.record()
+        if len(self._hosts) < 2:
+            self._hosts.append(_Host(self._places, packed))
+        else:
+            self._hosts.rotate()
+        self._hosts[-1].begin(packed)
+        return self._hosts[-1].read
 
-        def read() -> dict[str, np.ndarray]:
-            done.synchronize()
-            return self._fields(host)
 
-        return read
+def _places(result: StepTensors) -> list[_Place]:
+    found: list[_Place] = []
+    end = 0
+    for name in sorted(_FIELDS, key=lambda name: -getattr(result, name).itemsize):
+        tensor = getattr(result, name)
+        first, end = end, end + tensor.nbytes
+        found.append(_Place(name, slice(first, end), _DTYPES[tensor.dtype], tuple(tensor.shape)))
+    return found
 
-    def _fields(self, host: Tensor) -> dict[str, np.ndarray]:
-        raw = host.numpy()
-        return {place.name: raw[place.part].view(place.dtype).reshape(place.shape) for place in self._places}
+
+def _bytes_of(result: StepTensors, place: _Place) -> Tensor:
+    tensor: Tensor = getattr(result, place.name)
+    assert tensor.shape == place.shape, "a bucket's results have the same shapes in each step"
+    return tensor.contiguous().view(-1).view(torch.uint8)

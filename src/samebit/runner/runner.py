@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -101,6 +101,8 @@ class LocalRunner:
     ) -> None:
         self._pools = pools
         self._graph = graph
+        # Torch's threads have no part in what a GPU does.
+        self._threads = _one_torch_thread if device.type == "cpu" else nullcontext
         memory = torch.cuda.graph_pool_handle() if graph == "cuda" else None
         self._place = _Place(model, kernels, pools, device, speculation, memory)
         self._programs: OrderedDict[Bucket, _Program] = OrderedDict()
@@ -115,7 +117,7 @@ class LocalRunner:
         cannot be trusted.
         """
         bucket = Bucket.of(plan)
-        with _one_torch_thread():
+        with self._threads():
             self._pools.wipe(plan.retired)
             program = self._captured_program(bucket)
             if program is None:
@@ -177,11 +179,17 @@ def _one_torch_thread() -> Iterator[None]:
 def _read_back(plan: BatchPlan, result: dict[str, np.ndarray]) -> StepOutput:
     samples, rows, entries, drafts = len(plan.samples), len(plan.rows), len(plan.entries), len(plan.drafts)
     columns = [result[name][:samples].tolist() for name in _SAMPLE_COLUMNS]
+    # Nobody changes a list of results, so one will do for all who asked for no further tokens.
+    nothing: list[Any] = []
     return StepOutput(
         plan.step,
         [
-            SampleOutput(token, logprob, rank, finite, ids[: sample.num_top], logprobs[: sample.num_top])
-            for sample, token, logprob, rank, finite, ids, logprobs in zip(plan.samples, *columns, strict=True)
+            SampleOutput(
+                token, logprob, rank, finite, ids[:top] if top else nothing, logprobs[:top] if top else nothing
+            )
+            for top, token, logprob, rank, finite, ids, logprobs in zip(
+                [sample.num_top for sample in plan.samples], *columns, strict=True
+            )
         ],
         result["accepted"][:rows].tolist(),
         result["rows_intact"][:rows].tolist(),
