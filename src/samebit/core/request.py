@@ -232,6 +232,8 @@ class SpeculationCounts(msgspec.Struct, frozen=True, gc=False):
 
     def within(self, num_tokens: int) -> SpeculationCounts:
         """The counts of one row of which only the first `num_tokens` tokens are part of the answer."""
+        if len(self.accepted_per_position) <= num_tokens:
+            return self
         return SpeculationCounts(self.num_drafts, self.num_draft_tokens, self.accepted_per_position[:num_tokens])
 
     def __add__(self, other: SpeculationCounts) -> SpeculationCounts:

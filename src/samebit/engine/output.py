@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from samebit.core.reply import MessageFormat, ReplyPiece, TokenKind
-from samebit.core.request import EngineOutput, FinishReason, Request, TokenLogprobs
+import msgspec
+
+from samebit.core.reply import MessageFormat
+from samebit.core.request import EngineOutput, FinishReason, Request
 from samebit.engine.detokenizer import IncrementalDetokenizer, StopAutomaton
 from samebit.engine.reply_parser import ReplyParser
 from samebit.engine.tokenizer import Tokenizer
@@ -75,12 +77,12 @@ class OutputProcessor:
         entry = self._open[progress.request_id]
         detokenizer, params = entry.detokenizer, entry.request.params
         text = ""
-        tokens: list[TokenLogprobs] = []
+        token_ids: list[int] = []
         reason: FinishReason | None = progress.finish_reason
         stop: str | int | None = progress.stop_token_id
-        for position, token in enumerate(progress.tokens):
-            tokens.append(token)
-            is_stop_token = stop is not None and position == len(progress.tokens) - 1
+        for token in progress.tokens:
+            token_ids.append(token.token_id)
+            is_stop_token = stop is not None and len(token_ids) == len(progress.tokens)
             if is_stop_token and not params.include_stop_str_in_output:
                 continue
             text += entry.push(token.token_id)
@@ -91,32 +93,33 @@ class OutputProcessor:
                 break
         if reason is not None:
             text += entry.finish()
-        pieces: list[ReplyPiece] = []
-        kinds: list[TokenKind] = []
-        if entry.parser is not None:
-            pieces, kinds = entry.parser.take()
-            text = "".join(piece.text for piece in pieces if piece.kind == "content")
         if detokenizer.match is not None:
             reason, stop = "stop", detokenizer.match.stop_string
-        elif stop not in (params.stop_token_ids or ()):
+        elif stop is not None and stop not in (params.stop_token_ids or ()):
             stop = None  # the model's own end token is no reason of the caller's
         if reason is not None:
             self.close(progress.request_id)
-        return EngineOutput(
+        output = EngineOutput(
             request_id=progress.request_id,
             text=text,
-            token_ids=[token.token_id for token in tokens],
-            logprobs=tokens if params.logprobs is not None else [],
+            token_ids=token_ids,
+            logprobs=progress.tokens[: len(token_ids)] if params.logprobs is not None else [],
             prompt_logprobs=progress.prompt,
-            pieces=pieces,
-            token_kinds=kinds,
             finish_reason=reason,
             stop_reason=stop,
             error=progress.error,
             error_param=progress.error_param,
-            speculation=progress.speculation.within(len(tokens)),
+            speculation=progress.speculation.within(len(token_ids)),
             num_cached_tokens=progress.num_cached_tokens,
             num_processed_tokens=progress.num_processed_tokens,
             cache_miss_reason=progress.cache_miss_reason,
             num_preemptions=progress.num_preemptions,
         )
+        return output if entry.parser is None else _with_pieces(output, entry.parser)
+
+
+def _with_pieces(output: EngineOutput, parser: ReplyParser) -> EngineOutput:
+    """The output of a reply that is taken apart."""
+    pieces, kinds = parser.take()
+    text = "".join(piece.text for piece in pieces if piece.kind == "content")
+    return msgspec.structs.replace(output, text=text, pieces=pieces, token_kinds=kinds)

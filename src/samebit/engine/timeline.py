@@ -11,6 +11,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from struct import Struct
 
 from samebit.core.plan import PlanRow
 from samebit.core.request import Request
@@ -23,6 +24,7 @@ MAX_ROWS = 1 << 16
 MAX_SHOWN = 64
 MAX_NEW_ROWS = 1 << 13
 _FIELDS = 6
+_packed = Struct(f"{_FIELDS}d").pack
 _EPOCH_S = time.time() - time.monotonic()
 
 
@@ -82,7 +84,7 @@ class Timeline:
             if record is not None and (record.ended_s is None or not row.num_tokens):
                 # A row that was planned before its guesses were verified begins where the one before it came to end.
                 start = record.end if row.num_tokens and not row.token_ids else row.start
-                record.rows.extend((start_s, end_s, start, row.num_tokens, row.num_drafts, count))
+                record.rows.frombytes(_packed(start_s, end_s, start, row.num_tokens, row.num_drafts, count))
                 record.end = start + row.num_tokens - row.num_drafts + count
                 self._num_rows += record.ended_s is not None
 
