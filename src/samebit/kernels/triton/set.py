@@ -28,8 +28,8 @@ from samebit.kernels.triton import (
 )
 
 num_launches = launch.num_launches
-# Fewer rows than this are split over K by the libraries that are known.
-_LEAST_LIBRARY_ROWS = 64
+# With fewer rows a library gains nothing, or splits sums over K.
+_LEAST_LIBRARY_ROWS = 32
 # Elements of a product that is tried: 1 GiB in fp32.
 _MOST_RESULTS = 1 << 28
 
