@@ -134,13 +134,14 @@ class BlockDrafter:
         logits = self._target.logits(hidden.flatten(0, 1))
         columns = steps.columns(1, self.max_drafts)
         if self._parts.markov is None:
-            tokens = self._kernels.sample(logits, columns)[0].view(hidden.shape[:2])
+            # Nothing asks for the tokens before: the confidence head looks them up in the Markov head's table.
+            tokens = before = self._kernels.sample(logits, columns)[0].view(hidden.shape[:2])
         else:
-            tokens = self._drawn_in_turn(self._parts.markov, hidden, logits, steps.last_tokens, columns)
+            drawn = self._drawn_in_turn(self._parts.markov, hidden, logits, steps.last_tokens, columns)
+            before, tokens = drawn[:-1], drawn[1:]
         guesses = tokens.T.contiguous()
         if self._parts.confidence is None:
             return Proposals(guesses, torch.ones_like(guesses, dtype=torch.float32))
-        before = torch.cat([steps.last_tokens[None], tokens[:-1]])
         return Proposals(guesses, self._parts.confidence(before, hidden).T.contiguous())
 
     def block_hidden(self, steps: DraftSteps, state: PoolPart) -> Tensor:
@@ -161,13 +162,12 @@ class BlockDrafter:
     def _drawn_in_turn(
         self, markov: MarkovHead, hidden: Tensor, logits: Tensor, last_tokens: Tensor, columns: SampleColumns
     ) -> Tensor:
-        """[D, P] guesses from left to right, each with what the one before adds to its logits, for `hidden` [D, P, H]."""
-        before, past, tokens = last_tokens, markov.start(last_tokens.shape[0]), []
+        """[1 + D, P]: the last tokens, then guesses from left to right, each with what the one before adds to its logits, for `hidden` [D, P, H]."""
+        past, tokens, num_rows = markov.start(last_tokens.shape[0]), [last_tokens], last_tokens.shape[0]
         for k in range(self.max_drafts):
-            rows = slice(k * before.shape[0], (k + 1) * before.shape[0])
-            added, past = markov(before, hidden[k], past)
-            before = self._kernels.sample(logits[rows] + added, columns.part(rows))[0]
-            tokens.append(before)
+            rows = slice(k * num_rows, (k + 1) * num_rows)
+            added, past = markov(tokens[-1], hidden[k], past)
+            tokens.append(self._kernels.sample(logits[rows] + added, columns.part(rows))[0])
         return torch.stack(tokens)
 
     def _place(self, layer: int, state: PoolPart) -> tuple[KvPool, int]:

@@ -198,13 +198,14 @@ class _Builder:
             mix = Gated(self._linear("markov_head.gate_proj"), self._bias("markov_head.gate_proj"))
         elif self._config.markov_head_type == "rnn":
             mix = Recurrent(self._linear("markov_head.joint_proj"), self._bias("markov_head.joint_proj"))
-        return MarkovHead(rows, mix, out, self._config.markov_rank, self._device)
+        return MarkovHead(rows, mix, out, torch.zeros(self._config.markov_rank, device=self._device))
 
     def _confidence(self, markov: MarkovHead | None, temperatures: list[float]) -> ConfidenceHead:
         name = "confidence_head.proj"
         rows = markov.rows if markov is not None and self._config.confidence_head_with_markov else None
         proj = self._packed(self._take(f"{name}.weight").float(), wide=True)
-        return ConfidenceHead(proj, self._bias(name), rows, torch.tensor(temperatures, device=self._device))
+        scale = 1 / torch.tensor(temperatures, dtype=torch.float64)[:, None]
+        return ConfidenceHead(proj, rows, scale.to(self._device), scale.to(self._device) * self._bias(name))
 
     def _take(self, name: str) -> Tensor:
         stored, rows = self._stored[name]
@@ -224,4 +225,4 @@ class _Builder:
         return RmsNorm(self._kernels, self._take(f"{name}.weight"), self._config.rms_norm_eps)
 
     def _bias(self, name: str) -> Tensor:
-        return self._take(f"{name}.bias").float()
+        return self._take(f"{name}.bias").double()
