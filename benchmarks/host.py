@@ -4,7 +4,7 @@
 
 Requests decode with all their settings neutral (or with --penalties, --logprobs). Addresses, forward pass, sampler and tags are left out:
 what is measured is planning, the choice of a bucket, filling its inputs, reading results back, committing them and making text. A captured
-step runs none of what is left out on the host.
+step runs none of what is left out on the host. With --ahead a step is planned while the one before it is under way, as on a GPU.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from functools import wraps
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from samebit.runner.readback import Results
 from samebit.runner.step import StepTensors
 
 PROMPT = 200
+# Steps until the same tokens come again.
+NUM_ANSWERS = 16
 
 
 def main() -> None:
@@ -43,9 +46,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--penalties", action="store_true", help="requests have a frequency penalty")
     parser.add_argument("--logprobs", type=int, default=0)
+    parser.add_argument("--ahead", action="store_true", help="plan ahead, as on a GPU")
     parser.add_argument("--profile", action="store_true", help="print the ten functions that take most")
     args = parser.parse_args()
-    engine = engine_without_device(args.model, args.rows)
+    engine = engine_without_device(args.model, args.rows, is_ahead=args.ahead)
     # Text of varied tokens that end nothing.
     params = SamplingParams(
         max_tokens=args.steps + 50,
@@ -82,31 +86,30 @@ def tenth(times: list[int]) -> float:
     return sorted(times)[len(times) // 10] / 1e6
 
 
-def engine_without_device(model: Path, rows: int) -> Engine:
+def engine_without_device(model: Path, rows: int, *, is_ahead: bool = False) -> Engine:
     """An engine whose steps fill the bucket that a GPU would take, and find every token drawn and everything written."""
-    engine = Engine(EngineConfig(model=str(model), device="cpu", max_num_seqs=rows, num_threads=1, cache_bytes=1 << 28))
+    config = EngineConfig(
+        model=str(model), device="cpu", max_num_seqs=rows, num_threads=1, cache_bytes=1 << 28, async_scheduling=is_ahead
+    )
+    engine = Engine(config)
     runner = engine._runner
     buckets = buckets_of(engine._config, engine._loaded, runner._pools.geometry)
-    count = 0
-
-    def run_step(_model: Any, _kernels: Any, _buffers: Any, _pools: Any, bucket: Bucket, _guesser: Any) -> StepTensors:
-        nonlocal count
-        count += 1
-        return answers(bucket, count)
-
-    runner_module.run_step = run_step
     with torch.inference_mode():
-        runner._captured = {bucket: runner_module._Program(runner._place, bucket) for bucket in buckets}
+        programs = {bucket: runner_module._Program(runner._place, bucket) for bucket in buckets}
+        for bucket, program in programs.items():
+            packed = [program.results.pack(answers(bucket, number)) for number in range(NUM_ANSWERS)]
+            program.run = cycle(packed).__next__  # type: ignore[method-assign]  # of this program alone
+    runner._captured = programs
     runner._ladder = Ladder(buckets)
     return engine
 
 
-def answers(bucket: Bucket, step: int) -> StepTensors:
-    """Everything as it should be, and another token in each step."""
+def answers(bucket: Bucket, number: int) -> StepTensors:
+    """Everything as it should be, and other tokens for each number."""
     words, real = torch.zeros(bucket.samples, dtype=torch.int32), torch.zeros(bucket.samples)
     yes = torch.ones(max(bucket.samples, bucket.rows, bucket.entries), dtype=torch.bool)
     return StepTensors(
-        tokens=(torch.arange(bucket.samples) * 37 + step * 101).int() % 3000 + 300,
+        tokens=(torch.arange(bucket.samples) * 37 + number * 101).int() % 3000 + 300,
         logprobs=real,
         ranks=words + 1,
         finite=yes[: bucket.samples],
@@ -138,16 +141,16 @@ def timed_parts(engine: Engine) -> dict[str, list[int]]:
 
         setattr(owner, name, wrapper)
 
-    timed(engine.scheduler, "plan", "plan")
+    timed(engine.scheduler, "plan_ahead" if engine._config.async_scheduling else "plan", "plan")
     timed(engine._runner, "launch", "launch")
     timed(Bucket, "of", "  choose a bucket")
     for program in engine._runner._captured.values():
         timed(program.buffers, "fill", "  fill")
-    timed(runner_module, "run_step", "  (stand-in for the device)")
-    timed(Results, "pack", "  (pack, which a graph does)")
     timed(Results, "copy", "  copy back")
     timed(runner_module, "_read_back", "  take apart")
     timed(engine.scheduler, "commit", "commit")
+    timed(engine.timeline, "step", "timeline")
+    timed(engine._outputs, "process", "text of a row")
     return times
 
 
