@@ -69,7 +69,8 @@ class BlockLayer:
 class BlockParts:
     """All weights in their layers; see BlockConfig for the heads.
 
-    `fc` maps the target's residual streams side by side to H, and `kv` the norm of that to each layer's keys and values in turn.
+    `fc` maps the target's residual streams side by side to H, and `kv` the norm of that to each layer's keys and values in turn,
+    by weights that the layers' `qkv` hold as well.
     """
 
     fc: Linear
