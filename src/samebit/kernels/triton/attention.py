@@ -125,6 +125,7 @@ def attend_kernel(
     WIDTH: tl.constexpr,
     D_REL: tl.constexpr,
     EXTENT: tl.constexpr,
+    HAS_FAR: tl.constexpr,  # whether the window is longer
     BLOCK_R: tl.constexpr,
     SPAN: tl.constexpr,
     ALIGN: tl.constexpr,
@@ -146,6 +147,8 @@ def attend_kernel(
     BLOCK_B: tl.constexpr,
     DOT: tl.constexpr,
 ):
+    batch_row = tl.arange(0, BLOCK_B)
+    slots = tl.load(row_slots + batch_row, mask=batch_row < num_rows, other=0)
     ends, is_split, first_partial = row_items(
         query_start, row_start, num_rows, window, capacity, programs, BLOCK_TOKENS, CHUNK, GROUP, KV_HEADS, BLOCK_M,
         SHORT_ROWS, SPLIT_ABOVE, IS_LONG, BLOCK_B,
@@ -158,7 +161,7 @@ def attend_kernel(
         first, count, start, first_chunk, chunks = row_sizes(
             query_start, row_start, row, num_rows, window, BLOCK_TOKENS, CHUNK
         )
-        table = page_table + tl.load(row_slots + row).to(tl.int64) * table_width
+        table = page_table + value_of(slots, row, BLOCK_B).to(tl.int64) * table_width
         split = False if IS_LONG else value_of(is_split, row, BLOCK_B) > 0
         local = item - first_item
         parts = tl.where(split, chunks, 1)
@@ -207,8 +210,8 @@ def attend_kernel(
 
         top, total, sums = no_keys(BLOCK_M, BLOCK_D)
         chunk_top, chunk_total, chunk_sums = no_keys(BLOCK_M, BLOCK_D)
-        for has_bias in tl.static_range(2 if D_REL > 0 else 1):
-            # First the keys that are too far away for a bias.
+        # First the keys that are too far away for a bias, if there can be any.
+        for has_bias in tl.static_range(0 if HAS_FAR or D_REL == 0 else 1, 2 if D_REL > 0 else 1):
             begin_block = near_block if has_bias else first_block
             stop_block = end_block if has_bias else near_block
             for block in range(begin_block, stop_block):
@@ -330,7 +333,8 @@ def attend(
             rows.row_slots, rows.page_table, out, partial_sums, partial_scales, counters(q.device), num_rows, num_tokens,
             table_width, window or NO_WINDOW, 0 if is_long else capacity, programs,
             SCALE=scale, BLOCK_TOKENS=rows.block_tokens, IS_CAUSAL=rows.is_causal, GROUP=group, KV_HEADS=kv_heads,
-            WIDTH=width, D_REL=d_rel, EXTENT=rel_proj.shape[1], Q_STRIDE=q.stride(0), REL_STRIDE=rel.stride(0),
+            WIDTH=width, D_REL=d_rel, EXTENT=rel_proj.shape[1], HAS_FAR=not 0 < window <= rel_proj.shape[1],
+            Q_STRIDE=q.stride(0), REL_STRIDE=rel.stride(0),
             OWN_K_STRIDE=rows.own_k.stride(0), OWN_V_STRIDE=rows.own_v.stride(0), PAGE_STRIDE=k_pages.stride(0),
             HEAD_STRIDE=k_pages.stride(1), ROW_STRIDE=k_pages.stride(2), PAGE_SIZE=page_size,
             BLOCK_M=block_m, BLOCK_N=tiling.block_n, BLOCK_D=block_d, CHUNK=chunk,
