@@ -65,11 +65,11 @@ def attention_settings(now: attention.Tiling, *, is_window: bool, is_decode: boo
         chunk = "window_chunk" if is_window else "chunk"
         # Tiles of long rows are launched for decoding too, where they find none: with long blocks they must be lower to fit.
         longer = replace(now, block_n=128, long_block_m=min(64, now.long_block_m), long_stages=2)
-        grid = itertools.product((now, longer), (128, 256, 512), (2, 4, 8), (2, 3, 5))
+        grid = itertools.product((now, longer), (128, 256, 512), (2, 4, 8), (2, 3, 4))
         tilings = [
             replace(base, short_warps=warps, short_stages=stages, **{chunk: keys})
             for base, keys, warps, stages in grid
-            if base.block_n * stages in (192, 256, 320, 384)
+            if base.block_n * stages <= 384
         ]
         tilings += [replace(now, split_above=shares) for shares in (0, 1, 2)]
         return tilings + [replace(now, short_programs=programs) for programs in (1, 2, 4, 8)]

@@ -51,7 +51,7 @@ class Tiling:
     short_stages: int = 3
     short_programs: int = 4
     long_warps: int = 8
-    long_stages: int = 3
+    long_stages: int = 2
     long_programs: int = 8
 
     def chunk_of(self, window: int) -> int:
@@ -189,6 +189,9 @@ def attend_kernel(
         first_block = tl.where(split, tl.maximum(low, origin), low) // BLOCK_N
         end_block = tl.cdiv(tl.where(split, tl.minimum(high, origin + CHUNK), high), BLOCK_N)
 
+        # The pages of a block are asked for a block ahead, and the first ones before the query is waited for.
+        next_key = first_block * BLOCK_N + tl.arange(0, BLOCK_N)
+        page = tl.load(table + next_key // PAGE_SIZE, mask=(next_key >= low) & (next_key < high), other=0)
         query = tl.load(
             q + (token * Q_STRIDE + query_head * WIDTH)[:, None] + column[None, :],
             mask=is_query[:, None] & is_column[None, :],
@@ -217,8 +220,8 @@ def attend_kernel(
             for block in range(begin_block, stop_block):
                 key = block * BLOCK_N + tl.arange(0, BLOCK_N)
                 is_key = (key >= low) & (key < high)
-                page = tl.load(table + key // PAGE_SIZE, mask=is_key, other=0).to(tl.int64)
-                where = page * PAGE_STRIDE + head * HEAD_STRIDE + key % PAGE_SIZE * ROW_STRIDE
+                where = page.to(tl.int64) * PAGE_STRIDE + head * HEAD_STRIDE + key % PAGE_SIZE * ROW_STRIDE
+                page = tl.load(table + (key + BLOCK_N) // PAGE_SIZE, mask=key + BLOCK_N < high, other=0)
                 at = where[:, None] + column[None, :]
                 wanted = is_key[:, None] & is_column[None, :]
                 if has_bias:
