@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from samebit.kernels.triton import experts
-from samebit.kernels.triton.experts import TILES, mixture, moe
+from samebit.kernels.triton.experts import MOST_AT_ONCE, TILES, mixture, moe
+from samebit.kernels.triton.last import counters
 from samebit.kernels.triton.launch import num_launches
 from samebit.kernels.triton.linear import pack_linear
 from samebit.kernels.triton.routing import FEW_PAIRS, route
@@ -65,6 +66,7 @@ def test_a_tile_does_not_change_experts(device, monkeypatch, dtype, tile):
     expected = case()
     monkeypatch.setattr(experts, "tiles_of", lambda *_: tile)
     assert torch.equal(case(), expected)
+    assert torch.equal(case(slice(MOST_AT_ONCE)), expected[:MOST_AT_ONCE])
 
 
 @pytest.mark.parametrize("programs", [1, 5])
@@ -73,6 +75,7 @@ def test_the_number_of_programs_does_not_change_experts(device, monkeypatch, act
     expected = case()
     monkeypatch.setattr(experts, "num_programs", lambda *_: programs)
     assert torch.equal(case(), expected)
+    assert torch.equal(case(slice(MOST_AT_ONCE)), expected[:MOST_AT_ONCE])
 
 
 def test_bfloat16_experts_give_the_bits_of_their_float32_copy(device):
@@ -122,18 +125,24 @@ def test_tokens_may_be_rows_of_a_wider_tensor(device, activation):
     assert torch.equal(case(), dense)
 
 
-@pytest.mark.parametrize(("tokens", "live"), [(1, 1), (9, 7), (20, 20)])
-def test_few_tokens_have_the_bits_that_routing_and_grouping_give(device, activation, tokens, live, monkeypatch):
-    case = Case(device, activation, tokens, 36, 33)
+@pytest.mark.parametrize(("tokens", "live"), [(1, 1), (4, 3), (3, 0), (20, 20)])
+def test_few_tokens_take_fewer_launches_and_have_the_same_bits(device, activation, tokens, live, monkeypatch):
+    case = Case(device, activation, tokens, 100, 33)
     logits, bias = normal(7, tokens, 7).to(device), normal(8, 5).to(device) / 10
     ids, weights = route(logits, bias, 2, 2, 1.5, 1)
     num_tokens, operands = ints(live).to(device), (case.w13, case.w2, case.inner, 1)
-    wanted = moe(case.x, ids, weights, num_tokens, *operands)
-    for few in (FEW_PAIRS, 0):
-        monkeypatch.setattr(experts, "FEW_PAIRS", few)
+    found = []
+    for pairs, rows in [(0, 0), (FEW_PAIRS, 0), (0, MOST_AT_ONCE), (FEW_PAIRS, MOST_AT_ONCE)]:
+        monkeypatch.setattr(experts, "FEW_PAIRS", pairs)
+        monkeypatch.setattr(experts, "MOST_AT_ONCE", rows)
         before = num_launches()
-        assert torch.equal(mixture(case.x, logits, bias, 2, 2, 1.5, num_tokens, *operands), wanted)
-        assert num_launches() - before == (4 if few else 5)
+        found.append(mixture(case.x, logits, bias, 2, 2, 1.5, num_tokens, *operands))
+        assert num_launches() - before == 5 - (pairs > 0) - (tokens <= rows)
+    assert all(torch.equal(other, found[0]) for other in found)
+    assert torch.equal(found[0], moe(case.x, ids, weights, num_tokens, *operands))
+    assert (found[0][:live] != 0).any(-1).all()
+    assert not found[0][live:].any()
+    assert not counters(device).any()
 
 
 MODELS = {"bench-8b": (2048, 768, 64, 6), "inkling": (4096, 2048, 32, 6), "odd": (200, 100, 7, 2)}

@@ -12,12 +12,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from samebit.kernels.triton.last import MAX_COUNTERS, PAST_L1, counters, is_last
 from samebit.kernels.triton.launch import dot_dtype, launch, num_programs
 from samebit.kernels.triton.linear import BLOCK_K, chain, whole_span
 from samebit.kernels.triton.routing import FEW_PAIRS, Groups, assign, group, route
 
 COMBINE_BLOCK = 1024
 """Columns of a token that one program adds up."""
+MOST_AT_ONCE = 4
+"""So many tokens, and fewer, are added up by the programs of the second product, columns by whoever finishes them last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +139,32 @@ def gate_up_kernel(
 
 
 @triton.jit
+def add_slots(slots, weights, row, h, live, width, NUM_SLOTS: tl.constexpr):
+    """The sums over slots, in their order, of tokens ``row`` at columns ``h``; zeros for padding, whose slots were not written."""
+    total = 0.0
+    for slot in tl.static_range(NUM_SLOTS):
+        pair = row * NUM_SLOTS + slot
+        weight = tl.load(weights + pair, mask=row < live, other=0.0)
+        there = (row < live) & (h < width)
+        total += weight * tl.load(slots + pair * width + h, mask=there, other=0.0, cache_modifier=PAST_L1)
+    return total
+
+
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["num_tokens"])
 def down_kernel(
     hidden,
     w2,
     pairs,
     bounds,
     slots,
+    weights,
+    num_tokens,
+    out,
+    counter,
+    num_rows,
     width,
     num_in,
+    SLOTS: tl.constexpr,
     EXPERTS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -152,34 +173,40 @@ def down_kernel(
     SPAN: tl.constexpr,
     EVEN_K: tl.constexpr,
     DOT: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """Rows of ``hidden`` times an expert's second weight, each to its pair's row of ``slots`` [pairs, H] fp32."""
+    """Rows of ``hidden`` times an expert's second weight, each to its pair's row of ``slots`` [pairs, H] fp32.
+
+    With ROWS, at least ``num_rows``, the program that finishes the last tile of some columns adds up the slots of all tokens there.
+    """
     start, stop, tiles, tiles_up_to = tiles_of_experts(bounds, EXPERTS, WIDTH, BLOCK_T)
     tiles_h = tl.cdiv(width, BLOCK_H)
-    for item in range(tl.program_id(0), tl.max(tiles_up_to, 0) * tiles_h, tl.num_programs(0)):
+    # Where all tokens are padding, one tile of none gives them their zeros.
+    num_tiles = tl.maximum(tl.max(tiles_up_to, 0), 1)
+    for item in range(tl.program_id(0), num_tiles * tiles_h, tl.num_programs(0)):
         expert, first, end = find_tile(item // tiles_h, start, stop, tiles, tiles_up_to, WIDTH, BLOCK_T)
         h = (item % tiles_h) * BLOCK_H + tl.arange(0, BLOCK_H)
         at = first + tl.arange(0, BLOCK_T)
         is_row = (at < end)[:, None]
-        weights = w2 + (expert * width + tl.minimum(h, width - 1))[:, None] * num_in
+        matrix = w2 + (tl.minimum(expert, EXPERTS - 1) * width + tl.minimum(h, width - 1))[:, None] * num_in
         inputs = hidden + at.to(tl.int64)[:, None] * num_in
-        total = chain(weights, inputs, is_row, num_in, BLOCK_H, BLOCK_T, BLOCK_K, SPAN, EVEN_K, DOT)
+        total = chain(matrix, inputs, is_row, num_in, BLOCK_H, BLOCK_T, BLOCK_K, SPAN, EVEN_K, DOT)
         pair = tl.load(pairs + at, mask=at < end, other=0)
         to = slots + pair.to(tl.int64)[:, None] * width + h[None, :]
         tl.store(to, tl.trans(total), mask=is_row & (h < width)[None, :])
+        if ROWS and is_last(counter + item % tiles_h, num_tiles):
+            row, column = tl.arange(0, ROWS)[:, None], h[None, :]
+            sums = add_slots(slots, weights, row, column, tl.load(num_tokens), width, SLOTS)
+            there = (row < num_rows) & (column < width)
+            tl.store(out + row * width + column, sums.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize_on_alignment=["num_tokens"])
 def combine_kernel(slots, weights, num_tokens, out, width, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Add a token's slots in their order; zeros for a token that is padding, whose slots were not written."""
+    """Add up a token's slots."""
     row = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_live = row < tl.load(num_tokens)
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for slot in tl.static_range(SLOTS):
-        pair = row * SLOTS + slot
-        weight = tl.load(weights + pair, mask=is_live, other=0.0)
-        total += weight * tl.load(slots + pair * width + h, mask=is_live & (h < width), other=0.0)
+    total = add_slots(slots, weights, row, h, tl.load(num_tokens), width, SLOTS)
     tl.store(out + row * width + h, total.to(out.dtype.element_ty), mask=h < width)
 
 
@@ -259,14 +286,16 @@ def apply_experts(
         x, w13, pairs, bounds, hidden, x.stride(0), intermediate, width,
         SLOTS=num_slots, BLOCK_I=tiles.gate_up.rows, **compiled(tiles.gate_up, width),
     )  # fmt: skip
+    is_at_once = num_rows <= MOST_AT_ONCE and triton.cdiv(width, tiles.down.rows) <= MAX_COUNTERS
     launch(
         down_kernel, programs(tiles.down, width),
-        hidden, w2, pairs, bounds, slots, width, intermediate,
-        BLOCK_H=tiles.down.rows, **compiled(tiles.down, intermediate),
+        hidden, w2, pairs, bounds, slots, weights, num_tokens, out, counters(x.device), num_rows, width, intermediate,
+        SLOTS=num_slots, BLOCK_H=tiles.down.rows, ROWS=triton.next_power_of_2(num_rows) if is_at_once else 0,
+        **compiled(tiles.down, intermediate),
     )  # fmt: skip
     launch(
         combine_kernel,
-        (num_rows, triton.cdiv(width, COMBINE_BLOCK)),
+        (0 if is_at_once else num_rows, triton.cdiv(width, COMBINE_BLOCK)),
         slots, weights, num_tokens, out, width, SLOTS=num_slots, BLOCK=COMBINE_BLOCK,
     )  # fmt: skip
     return out
