@@ -191,7 +191,8 @@ def attend_kernel(
 
         # The pages of a block are asked for a block ahead, and the first ones before the query is waited for.
         next_key = first_block * BLOCK_N + tl.arange(0, BLOCK_N)
-        page = tl.load(table + next_key // PAGE_SIZE, mask=(next_key >= low) & (next_key < high), other=0)
+        is_next = (next_key >= low) & (next_key < high)
+        page = tl.load(table + next_key.to(tl.uint32) // PAGE_SIZE, mask=is_next, other=0)
         query = tl.load(
             q + (token * Q_STRIDE + query_head * WIDTH)[:, None] + column[None, :],
             mask=is_query[:, None] & is_column[None, :],
@@ -220,8 +221,9 @@ def attend_kernel(
             for block in range(begin_block, stop_block):
                 key = block * BLOCK_N + tl.arange(0, BLOCK_N)
                 is_key = (key >= low) & (key < high)
-                where = page.to(tl.int64) * PAGE_STRIDE + head * HEAD_STRIDE + key % PAGE_SIZE * ROW_STRIDE
-                page = tl.load(table + (key + BLOCK_N) // PAGE_SIZE, mask=key + BLOCK_N < high, other=0)
+                where = page.to(tl.int64) * PAGE_STRIDE + head * HEAD_STRIDE + key.to(tl.uint32) % PAGE_SIZE * ROW_STRIDE
+                next_key = key + BLOCK_N
+                page = tl.load(table + next_key.to(tl.uint32) // PAGE_SIZE, mask=next_key < high, other=0)
                 at = where[:, None] + column[None, :]
                 wanted = is_key[:, None] & is_column[None, :]
                 if has_bias:
