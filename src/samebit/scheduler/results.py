@@ -8,6 +8,8 @@ from samebit.scheduler.counters import Counters
 from samebit.scheduler.planning import PlannedRow
 from samebit.scheduler.sequence import Progress, Sequence
 
+_NO_GUESSES = SpeculationCounts()
+
 
 def take_samples(
     sequence: Sequence, row: PlannedRow, samples: list[SampleOutput], num_accepted: int, counters: Counters
@@ -29,20 +31,20 @@ def take_samples(
     sequence.num_scored += len(scored)
     sequence.drew_last, sequence.drafts, sequence.confidence = bool(drawn), [], []
     sequence.estimate.learn(len(row.drafts), num_accepted)
-    counts = SpeculationCounts()
+    counts = _NO_GUESSES
     if row.drafts:
         counts = counters.verified(len(row.drafts), min(num_accepted, len(drawn)))
     if not (scored or drawn or sequence.request.wants_progress):
         return None
-    wanted = sequence.request.params.structured_outputs
+    error, wanted = sequence.failure, sequence.request.params.structured_outputs
     return Progress(
         request_id=sequence.request.request_id,
         tokens=drawn,
         prompt=scored,
         finish_reason=reason,
         stop_token_id=stop_id,
-        error=sequence.failure,
-        error_param=wanted.field if wanted is not None and sequence.failure else None,
+        error=error,
+        error_param=wanted.field if wanted is not None and error else None,
         speculation=counts,
         num_cached_tokens=max(sequence.num_cached, 0),
         num_processed_tokens=min(row.end, sequence.num_prompt),

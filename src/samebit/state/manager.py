@@ -42,7 +42,8 @@ class SequenceState:
     """All ids of a sequence's device state. Changed by StateManager only.
 
     `length` is the committed length. `resume` is the checkpoint whose rows the first step reads, pinned until then.
-    `fork` is where this prompt leaves a cached path (0: it does not), `published` the deepest boundary published.
+    `fork` is where this prompt leaves a cached path (0: it does not), `published` the deepest boundary published,
+    `trimmed` the boundary that window pages were last let go for.
     """
 
     slot: SlotId
@@ -53,6 +54,7 @@ class SequenceState:
     resume: Checkpoint | None
     fork: int
     published: int
+    trimmed: int = 0
     deltas: list[PageDelta] = field(default_factory=list)
 
 
@@ -265,6 +267,9 @@ class StateManager:
         """Let window pages go that no later boundary or query of this sequence needs."""
         size = self.geometry.page_size
         floor = state.length // size * size
+        if floor == state.trimmed:
+            return
+        state.trimmed = floor
         for g, group in enumerate(self.geometry.layout.groups):
             if group.window is None:
                 continue
