@@ -43,6 +43,9 @@ def expert_tiles(mean_pairs: float) -> list[experts.Tile]:
         tokens, rows = ((16,), (16, 32, 64, 128)) if mean_pairs < 8 else ((16, 32), (32, 64, 128))
         depths = [(1, 4), (2, 3), (2, 4), (4, 3)][: 4 if mean_pairs < 8 else 2]
         grid = itertools.product(tokens, rows, depths, (4, 8), (2, 4, 8))
+    if mean_pairs < 1:  # few programs, so that each may load far ahead
+        deep = [(32, (2, 6)), (64, (1, 6)), (64, (2, 5))]
+        grid = itertools.chain(grid, [(16, rows, depth, 4, 2) for rows, depth in deep])
     tiles = [experts.Tile(t, rows, span, warps, stages, programs) for t, rows, (span, stages), warps, programs in grid]
     return [tile for tile in tiles if _fits(tile, 2 * tile.rows + tile.tokens, 2 * tile.rows * tile.tokens)]
 
