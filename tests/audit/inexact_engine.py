@@ -14,7 +14,8 @@ class InexactHead:
     def __getattr__(self, name):
         return getattr(self._model, name)
 
-    def logits(self, hidden):
+    def logits(self, hidden, rows=None):
+        hidden = hidden if rows is None else hidden[rows]
         if hidden.shape[0] == 1:
             return self._model.logits(hidden)
         half = hidden.clone()

@@ -9,7 +9,7 @@ import torch
 from samebit.kernels.values import SINK_ROW
 from tests.mutants.edits import Mutant, edit, wrap
 
-SPECULATE, BEGIN, AT = "runner.step:_speculate", "drafting:DraftSteps.begin", "drafting:DraftSteps.at"
+SPECULATE, WORDS, AT = "runner.step:_speculate", "kernels.sets:KernelSet.draft_words", "drafting:DraftSteps.at"
 ADVANCE, PROPOSE = "speculative.hash:HashDrafter.advance", "speculative.hash:HashDrafter.propose"
 
 
@@ -28,6 +28,20 @@ def cut_history(original, drafter, index, hidden, state):
         read_tags=torch.where(resumed, 0, index.conv.read_tags),
     )
     return original(drafter, replace(index, conv=conv), hidden, state)
+
+
+def begin_early(original, kernels, slots, samples, length, *others):
+    original(kernels, slots, samples, length - 1, *others)
+
+
+def take_tokens_of_others(original, kernels, *operands):
+    original(kernels, *operands)
+    last_tokens = operands[5].last_tokens
+    last_tokens.copy_(last_tokens.roll(1))
+
+
+def take_settings_of_the_first(original, kernels, slots, samples, *others):
+    original(kernels, slots, samples[:1].repeat(samples.shape[0]), *others)
 
 
 DRAFTER_MUTANTS = [
@@ -67,7 +81,7 @@ DRAFTER_MUTANTS = [
         "guesses begin a token early",
         "The drafter's first row is that of the last token with state.",
         ("sglang PR #37505",),
-        (edit(BEGIN, "self._tables.length[slots], 0)", "self._tables.length[slots] - 1, 0)"),),
+        (wrap(WORDS, begin_early),),
         "drafter",
         "drafts",
     ),
@@ -75,15 +89,15 @@ DRAFTER_MUTANTS = [
         "guesses follow what was drawn before",
         "The drafter takes the token that the step began with for the last one.",
         ("vLLM PR #53919",),
-        (edit(BEGIN, "self._tables.next_token[slots], 0)", "self._tables.next_token[slots].roll(1), 0)"),),
+        (wrap(WORDS, take_tokens_of_others),),
         "drafter",
         "drafts",
     ),
     Mutant(
         "a guess has the noise of the place before",
-        "The drafter samples with the noise of the token before the one that it guesses.",
+        "The drafter samples with the noise of the token before the one that it guesses, where that is a guess too.",
         (),
-        (edit(PROPOSE, "steps.columns(ahead + 1)", "steps.columns(ahead)"),),
+        (edit(PROPOSE, "steps.columns(ahead + 1)", "steps.columns(max(1, ahead))"),),
         "drafter",
         "drafts",
     ),
@@ -91,13 +105,7 @@ DRAFTER_MUTANTS = [
         "a guess has the settings of another request",
         "Temperature, filters and seed are those of the first row that guesses.",
         (),
-        (
-            edit(
-                "drafting:DraftSteps.columns",
-                "rows = self._inputs.draft_samples.long()",
-                "rows = self._inputs.draft_samples.long()[:1].expand(self.num_rows)",
-            ),
-        ),
+        (wrap(WORDS, take_settings_of_the_first),),
         "drafter",
         "drafts",
     ),
@@ -108,8 +116,8 @@ DRAFTER_MUTANTS = [
         (
             edit(
                 SPECULATE,
-                "pools.tables.drafts[slots.long(), : found.tokens.shape[1]] = found.tokens",
-                "pools.tables.drafts[slots.long(), : found.tokens.shape[1]] = found.tokens.flip(0)",
+                "return guesses, found.confidence",
+                "kernels.keep_drafts(guesses.flip(0), slots, pools.tables.drafts); return guesses, found.confidence",
             ),
         ),
         "drafter",

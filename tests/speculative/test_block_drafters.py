@@ -76,8 +76,7 @@ class Taps:
         advance = drafter.advance
 
         def watched(index, hidden, state):
-            rows = torch.cat(hidden.taps, dim=1)
-            for position, row in zip(index.positions.tolist()[: int(index.num_tokens)], rows, strict=False):
+            for position, row in zip(index.positions.tolist()[: int(index.num_tokens)], hidden.taps, strict=False):
                 self.by_position[position] = row.clone()
             advance(index, hidden, state)
 

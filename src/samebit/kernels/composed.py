@@ -1,10 +1,12 @@
-"""Operators made of other operators of a set, for sets that have no kernel of their own for them. Knows no implementation."""
+"""Operators made of other operators of a set, or of torch's, for sets that have no kernel of their own for them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from samebit.kernels import torch_words
 
 
 def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
@@ -78,6 +80,7 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
         return turned(normed * gains.flatten(), positions, cos, sin)
 
     return {
+        **torch_words.IMPLEMENTATIONS,
         "mixture": mixture,
         "short_conv_norm": short_conv_norm,
         "write_heads": write_heads,

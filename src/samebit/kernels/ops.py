@@ -22,6 +22,9 @@ SCHEMAS: Mapping[str, str] = {
     "step_index": "(Tensor[] fields, Tensor(a!)[] tables, Tensor(b!)[] results, int[] sizes) -> ()",
     "accept": "(Tensor drawn, Tensor token_ids, Tensor query_start, Tensor row_slots, Tensor row_start, Tensor row_drafts, "
     "Tensor row_first_draw, Tensor(a!) length, Tensor(b!) next_token, int max_drafts) -> Tensor",
+    "draft_words": "(Tensor slots, Tensor samples, Tensor length, Tensor next_token, Tensor temperature, Tensor top_k, Tensor top_p, "
+    "Tensor min_p, Tensor seed, Tensor sample_index, Tensor(a!)[] words, int filler) -> ()",
+    "keep_drafts": "(Tensor tokens, Tensor slots, Tensor(a!) drafts) -> Tensor",
     "acknowledge": "(Tensor entry_rows, Tensor boundaries, Tensor tags, Tensor dest, Tensor row_slots, Tensor row_tags, Tensor[] found, "
     "Tensor[] table, Tensor[] stamps, int[] windows, int page_size) -> (Tensor, Tensor)",
     "linear": "(Tensor x, Tensor weight, int num_out, bool wide, bool library, int threads) -> Tensor",
@@ -50,6 +53,8 @@ SCHEMAS: Mapping[str, str] = {
     "mixture": "(Tensor x, Tensor logits, Tensor bias, int top_k, int num_shared, float scale, Tensor num_tokens, Tensor w13, "
     "Tensor w2, int intermediate, int threads) -> Tensor",
     "embedding": "(Tensor ids, Tensor table, int threads) -> Tensor",
+    "take_rows": "(Tensor x, Tensor rows, float divisor) -> Tensor",
+    "joined_sums": "(Tensor[] x, Tensor[] y) -> Tensor",
     "sample": "(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seed, "
     "Tensor sample_index, Tensor position, Tensor target, int threads) -> (Tensor, Tensor, Tensor, Tensor)",
     "top_logprobs": "(Tensor logits, int n, int threads) -> (Tensor, Tensor)",
@@ -80,6 +85,7 @@ def _shapes_only(name: str) -> Callable[..., Any]:
     functions: dict[str, Callable[..., Any]] = {
         "step_index": lambda *_: None,
         "accept": lambda drawn, token_ids, query_start, row_slots, *_: row_slots.new_empty(row_slots.shape),
+        "draft_words": lambda *_: None,
         "acknowledge": acknowledge,
         "linear": lambda x, weight, num_out, *_: x.new_empty(x.shape[0], num_out),
         "add_norm": lambda x, *_: (x.new_empty(x.shape, dtype=torch.float32), x.new_empty(x.shape)),
@@ -88,6 +94,8 @@ def _shapes_only(name: str) -> Callable[..., Any]:
         "write_kv": lambda *_: None,
         "route": route,
         "embedding": lambda ids, table, _: table.new_empty(ids.shape[0], table.shape[1], dtype=torch.float32),
+        "take_rows": lambda x, rows, _: x.new_empty(rows.shape[0], x.shape[1]),
+        "joined_sums": lambda x, y: x[0].new_empty(x[0].shape[0], len(x) * x[0].shape[1]),
         "sample": sample,
         "top_logprobs": top_logprobs,
     }

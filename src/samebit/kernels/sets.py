@@ -22,6 +22,7 @@ from samebit.kernels.values import (
     BlockIndex,
     ConvIndex,
     DraftIndex,
+    DraftWords,
     EntryIndex,
     IndexSizes,
     KvIndex,
@@ -104,6 +105,31 @@ class KernelSet:
             length, next_token, max_drafts,
         )  # fmt: skip
         return accepted
+
+    def draft_words(
+        self,
+        slots: Tensor,
+        samples: Tensor,
+        length: Tensor,
+        next_token: Tensor,
+        sampling: SampleColumns,
+        words: DraftWords,
+        filler: int,
+    ) -> None:
+        """Put into ``words`` all that rows guess by, from what their slots hold: zeros for the inert slot.
+
+        ``slots`` [P] int32; ``samples`` [P] int32: the rows of ``sampling`` whose settings guesses are drawn with. A block is the
+        last token and then ``filler``, at the positions from that token's on; the first guess's is the one behind it.
+        """
+        self._ops.draft_words(
+            slots, samples, length, next_token, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p,
+            sampling.seed, sampling.sample_index, list(words), filler,
+        )  # fmt: skip
+
+    def keep_drafts(self, tokens: Tensor, slots: Tensor, drafts: Tensor) -> Tensor:
+        """Put guesses ``tokens`` [P, D] int32 into the first columns of rows ``slots`` [P] int32 of ``drafts`` [S, D or more]; a dense copy."""
+        kept: Tensor = self._ops.keep_drafts(tokens, slots, drafts)
+        return kept
 
     def acknowledge(self, ix: EntryIndex, row_tags: Tensor, pages: PageTags) -> tuple[Tensor, Tensor]:
         """Which entries' pages carry their stamps in every layer, and which entries' rows their tag in every stream: [E] bool each.
@@ -298,6 +324,16 @@ class KernelSet:
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         """Rows ``ids`` [T] int32 of ``table`` [V, C] fp32 or bf16, as fp32 [T, C]."""
         out: Tensor = self._ops.embedding(ids, table, self.num_threads)
+        return out
+
+    def take_rows(self, x: Tensor, rows: Tensor, divisor: float) -> Tensor:
+        """Rows ``rows`` [L] int64 of ``x`` [T, C], divided by ``divisor`` in fp32: [L, C] of the dtype of ``x``."""
+        out: Tensor = self._ops.take_rows(x, rows, divisor)
+        return out
+
+    def joined_sums(self, x: list[Tensor], y: list[Tensor]) -> Tensor:
+        """``x[i] + y[i]``, of [T, C] fp32 and [T, C], for all i side by side: activations [T, n C]."""
+        out: Tensor = self._ops.joined_sums(x, y)
         return out
 
     def sample(self, logits: Tensor, cols: SampleColumns) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -271,6 +271,27 @@ INDEX_RESULTS = (
 """Results of ``KernelSet.step_index``, in order; then every group's write slots, then every group's completed pages."""
 
 
+class DraftWords(NamedTuple):
+    """Results of ``KernelSet.draft_words``, for P rows that make D guesses each, in blocks of N tokens.
+
+    ``lengths`` and ``last_tokens`` [P] int32. As in SampleColumns, for each row's first guess, then for each row's next:
+    ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``seed``, ``sample_index``, ``position`` [D, P]. ``token_ids`` [P, N] int32 and
+    ``positions`` [P, N] int64: the blocks.
+    """
+
+    lengths: Tensor
+    last_tokens: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
+    sample_index: Tensor
+    position: Tensor
+    token_ids: Tensor
+    positions: Tensor
+
+
 class IndexSizes(NamedTuple):
     """Constants of a pool's addresses.
 

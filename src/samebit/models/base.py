@@ -41,8 +41,8 @@ class CausalLM(Protocol):
         """Run the step's tokens through all layers, up to the final norm. Writes the pools."""
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[L, V] fp32 for rows [L, H] of `forward`'s final hidden states."""
+    def logits(self, hidden: Tensor, rows: Tensor | None = None) -> Tensor:
+        """[L, V] fp32 for `rows` [L] int64 of final hidden states [T, H] as `forward` gives them, or for all of them."""
         ...
 
     def linear_shapes(self) -> set[tuple[int, int]]:

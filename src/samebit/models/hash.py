@@ -136,9 +136,10 @@ class HashModel:
             x = _mix(folded + _wrapped(number * _A))
         return Hidden(x[:, None])
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[L, V] fp32 for final rows [L, 1]: multiples of 2^-20 below 16, all exact."""
-        words = _mix(_mix(hidden + self._vocabulary))
+    def logits(self, hidden: Tensor, rows: Tensor | None = None) -> Tensor:
+        """[L, V] fp32 for `rows` [L] int64 of final words [T, 1], or all of them: multiples of 2^-20 below 16, all exact."""
+        found = hidden if rows is None else hidden.index_select(0, rows)
+        words = _mix(_mix(found + self._vocabulary))
         return _shifted(words, 40).float() * 2.0**-20
 
     def _convolve(self, x: Tensor, pool: ConvPool, index: ConvIndex, sources: _Sources) -> Tensor:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+_NO_TAPS = torch.empty(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """`final` [T, H] is what `logits` takes; `taps` are residual streams [T, H] fp32 of the layers that were asked for."""
+    """`final` [T, H] is what `logits` takes; `taps` [T, n H] are residual streams of the n layers that were asked for, side by side.
+
+    Taps are activations, and empty where nobody asked.
+    """
 
     final: Tensor
-    taps: tuple[Tensor, ...] = ()
+    taps: Tensor = _NO_TAPS

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from samebit.indexing import StepIndex
+from samebit.kernels.sets import KernelSet
 from samebit.layers.attention import Attention, AttentionState
 from samebit.layers.linear import Embedding, Linear
 from samebit.layers.mlp import DenseMlp, MoeMlp
@@ -87,18 +88,19 @@ class InklingModel:
         self,
         config: InklingConfig,
         parts: InklingParts,
+        kernels: KernelSet,
         device: torch.device,
         taps: Sequence[int] = (),
-        element: Element = "float32",
     ) -> None:
         self.config = config
+        self._kernels = kernels
         self._taps = tuple(taps)
         self.vocab_size = config.unpadded_vocab_size
         self.max_length = config.model_max_length
         self.num_parameters = parts.num_parameters
         self._parts = parts
         self._mup = config.logits_mup_width_multiplier
-        self._layout = state_layout(config, element)
+        self._layout = state_layout(config, kernels.element)
         self._places = block_places(config.is_window)
         self._tau = log_scaling(config).to(device)
 
@@ -117,13 +119,16 @@ class InklingModel:
         x = self.embedded(index.token_ids)
         normed = layers[0].attn_norm(x)
         scaling = Scaling(self._tau, index.positions)
-        taps: dict[int, Tensor] = {}
+        taps: dict[int, tuple[Tensor, Tensor]] = {}
         for i, layer in enumerate(layers):
             tau, state = scaling.of(self.config.is_window[i]), block_state(pools, self._places, i)
             x, normed, parts = layer(x, normed, tau, index, state, next_norms[i])
             if i in self._taps:
-                taps[i] = parts[0] + parts[1]
-        return Hidden(normed, tuple(taps[i] for i in self._taps))
+                taps[i] = parts
+        if not self._taps:
+            return Hidden(normed)
+        streams, mixed = zip(*(taps[i] for i in self._taps), strict=True)
+        return Hidden(normed, self._kernels.joined_sums(list(streams), list(mixed)))
 
     def embedded(self, token_ids: Tensor) -> Tensor:
         """What the first layer takes for token ids [T] int32: [T, H] fp32, normalised."""
@@ -133,9 +138,10 @@ class InklingModel:
         """Rows of the embedding table, padding rows too, as they are stored: [T, H] fp32 for ids [T] int32."""
         return self._parts.embedding(token_ids)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[L, V] fp32 over the true vocabulary for final hidden rows [L, H]."""
-        return self._parts.head(hidden / self._mup)
+    def logits(self, hidden: Tensor, rows: Tensor | None = None) -> Tensor:
+        """[L, V] fp32 over the true vocabulary for `rows` [L] int64 of final hidden states [T, H], or for all of them."""
+        scaled = hidden / self._mup if rows is None else self._kernels.take_rows(hidden, rows, self._mup)
+        return self._parts.head(scaled)
 
 
 def state_layout(config: InklingConfig, element: Element) -> StateLayout:

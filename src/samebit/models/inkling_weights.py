@@ -99,7 +99,7 @@ def load_inkling(folder: Path, kernels: KernelSet, device: torch.device, taps: S
         stored = stored_parameters(config, checkpoint.names)
         builder = WeightBuilder(config, checkpoint, stored, kernels, device)
         _account_for_all(checkpoint.names, stored)
-        return InklingModel(config, builder.parts(), device, taps, kernels.element)
+        return InklingModel(config, builder.parts(), kernels, device, taps)
 
 
 def stored_parameters(config: InklingConfig, names: set[str]) -> dict[str, Stored]:

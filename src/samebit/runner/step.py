@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from samebit.core.plan import BANNED_LOGIT
-from samebit.drafting import DraftSteps
+from samebit.drafting import NO_BLOCK, DraftSteps
 from samebit.indexing import IndexBuffer, StepIndex, acknowledge
 from samebit.inputs import Bucket, InputBuffer, StaticInputs
 from samebit.kernels.sets import KernelSet
@@ -21,15 +21,26 @@ from samebit.state.pools import PoolPart, StatePools
 LOGITS_SLICE = 512
 
 
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """A drafter and its share of the state."""
+
+    drafter: Drafter
+    state: PoolPart
+
+
 class StepBuffers:
     """Owner of what the steps of one bucket read: the filled inputs, and the addresses that the device makes of them."""
 
-    def __init__(self, bucket: Bucket, pools: StatePools, device: torch.device) -> None:
+    def __init__(
+        self, bucket: Bucket, pools: StatePools, device: torch.device, speculation: Speculation | None
+    ) -> None:
         self._buffer = InputBuffer(bucket, device)
         self.fill = self._buffer.fill
         self.inputs = self._buffer.view
         self.addresses = IndexBuffer(self.inputs, pools)
-        self.draft_steps = DraftSteps(self.inputs, pools, device)
+        block = NO_BLOCK if speculation is None else speculation.drafter.block
+        self.draft_steps = DraftSteps(self.inputs, pools, device, block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +65,6 @@ class StepTensors:
     confidence: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Speculation:
-    """A drafter and its share of the state."""
-
-    drafter: Drafter
-    state: PoolPart
-
-
 def run_step(
     model: CausalLM,
     kernels: KernelSet,
@@ -74,11 +77,11 @@ def run_step(
     inputs = buffers.inputs
     index = buffers.addresses.fill(kernels)
     hidden = model.forward(index, pools.whole)
-    drawn = _sample(model, kernels, hidden.final.index_select(0, index.sample_tokens), inputs, index, bucket)
+    drawn = _sample(model, kernels, hidden.final, inputs, index, bucket)
     tokens, logprobs, ranks, finite, top_ids, top_logprobs = drawn
     tables = pools.tables
     accepted = kernels.accept(tokens, index.drafts, tables.length, tables.next_token, pools.geometry.max_drafts)
-    drafts, confidence = _speculate(speculation, index, hidden, buffers, pools)
+    drafts, confidence = _speculate(speculation, kernels, index, hidden, buffers, pools)
     pages_intact, rows_written = acknowledge(inputs, index, kernels, pools)
     return StepTensors(
         tokens=tokens,
@@ -97,7 +100,12 @@ def run_step(
 
 
 def _speculate(
-    speculation: Speculation | None, index: StepIndex, hidden: Hidden, buffers: StepBuffers, pools: StatePools
+    speculation: Speculation | None,
+    kernels: KernelSet,
+    index: StepIndex,
+    hidden: Hidden,
+    buffers: StepBuffers,
+    pools: StatePools,
 ) -> tuple[Tensor, Tensor]:
     """The drafter takes in the step, whoever wants drafts; then it guesses, and each slot keeps its guesses."""
     steps, slots = buffers.draft_steps, buffers.inputs.draft_slots
@@ -106,10 +114,10 @@ def _speculate(
     if speculation is None or not steps.num_rows:
         nothing = slots.new_empty(slots.shape[0], 0)
         return nothing, nothing.float()
-    steps.begin(index.sampling)
+    steps.begin(kernels, index.sampling)
     found = speculation.drafter.propose(steps, speculation.state)
-    pools.tables.drafts[slots.long(), : found.tokens.shape[1]] = found.tokens
-    return found.tokens, found.confidence
+    guesses = kernels.keep_drafts(found.tokens, slots, pools.tables.drafts)
+    return guesses, found.confidence
 
 
 def _sample(
@@ -117,11 +125,12 @@ def _sample(
 ) -> tuple[Tensor, ...]:
     """Draw or score in slices, so that the logits of a long prompt never exist all at once."""
     if bucket.samples <= LOGITS_SLICE:
-        return _sample_slice(model, kernels, hidden, inputs, index.sampling, bucket, 0)
+        return _sample_slice(model, kernels, hidden, index.sample_tokens, inputs, index.sampling, bucket, 0)
     parts = []
     for first in range(0, bucket.samples, LOGITS_SLICE):
         part = slice(first, first + LOGITS_SLICE)
-        parts.append(_sample_slice(model, kernels, hidden[part], inputs, index.sampling.part(part), bucket, first))
+        rows, columns = index.sample_tokens[part], index.sampling.part(part)
+        parts.append(_sample_slice(model, kernels, hidden, rows, inputs, columns, bucket, first))
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
@@ -129,12 +138,13 @@ def _sample_slice(
     model: CausalLM,
     kernels: KernelSet,
     hidden: Tensor,
+    rows: Tensor,
     inputs: StaticInputs,
     columns: SampleColumns,
     bucket: Bucket,
     first: int,
 ) -> tuple[Tensor, ...]:
-    logits = model.logits(hidden)
+    logits = model.logits(hidden, rows)
     if bucket.edits or bucket.masks:
         columns = _draw_edited(kernels, logits, inputs, columns, first)
     drawn = kernels.sample(logits, columns)

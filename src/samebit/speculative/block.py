@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from samebit.drafting import DraftSteps
+from samebit.drafting import DraftBlock, DraftSteps
 from samebit.indexing import StepIndex
 from samebit.kernels.sets import KernelSet
 from samebit.kernels.values import BlockIndex, SampleColumns, Turn
@@ -101,7 +101,8 @@ class BlockDrafter:
         self.num_parameters = parts.num_parameters
         self._config, self._parts = config, parts
         self._target, self._kernels = target, kernels
-        self._num_rows = max_drafts + config.first_draft_row
+        first = config.first_draft_row
+        self.block = DraftBlock(max_drafts + first, first, config.mask_token_id)
         self._rotary = Rotary(config.head_dim, config.rope_theta, target.max_length + config.num_rows, device)
         self._places = block_places(config.windows)
 
@@ -120,7 +121,7 @@ class BlockDrafter:
     def advance(self, index: StepIndex, hidden: Hidden, state: PoolPart) -> None:
         """Project the target's residual streams to every layer's keys and values."""
         parts = self._parts
-        context = parts.hidden_norm(parts.fc(torch.cat(hidden.taps, dim=1)))
+        context = parts.hidden_norm(parts.fc(hidden.taps))
         turn = self._rotary.at(index.positions)
         for i, layer_kv in enumerate(parts.kv(context).chunk(len(parts.layers), dim=1)):
             (pool, group), norm = self._place(i, state), parts.layers[i].k_norm
@@ -131,34 +132,32 @@ class BlockDrafter:
 
     def propose(self, steps: DraftSteps, state: PoolPart) -> Proposals:
         """One pass over a block for each row, then the heads."""
-        hidden = self.block_hidden(steps, state)[:, self._config.first_draft_row :].transpose(0, 1).contiguous()
-        logits = self._target.logits(hidden.flatten(0, 1))
-        columns = steps.columns(1, self.max_drafts)
+        hidden = self.block_hidden(steps, state)
+        logits, columns = self._target.logits(hidden.flatten(0, 1), steps.guess_rows), steps.columns(1, self.max_drafts)
+        by_guess = hidden[:, self.block.first_guess :].transpose(0, 1)
         if self._parts.markov is None:
             # Nothing asks for the tokens before: the confidence head looks them up in the Markov head's table.
-            tokens = before = self._kernels.sample(logits, columns)[0].view(hidden.shape[:2])
+            tokens = before = self._kernels.sample(logits, columns)[0].view(by_guess.shape[:2])
         else:
-            drawn = self._drawn_in_turn(self._parts.markov, hidden, logits, steps.last_tokens, columns)
+            by_guess = by_guess.contiguous()
+            drawn = self._drawn_in_turn(self._parts.markov, by_guess, logits, steps.last_tokens, columns)
             before, tokens = drawn[:-1], drawn[1:]
-        guesses = tokens.T.contiguous()
         if self._parts.confidence is None:
-            return Proposals(guesses, torch.ones_like(guesses, dtype=torch.float32))
-        return Proposals(guesses, self._parts.confidence(before, hidden).T.contiguous())
+            return Proposals(tokens.T, steps.no_opinion)
+        return Proposals(tokens.T, self._parts.confidence(before, by_guess).T)
 
     def block_hidden(self, steps: DraftSteps, state: PoolPart) -> Tensor:
         """[P, N, H] fp32 after the final norm, for the last token of each row and the masks behind it."""
         config, parts = self._config, self._parts
-        place = torch.arange(self._num_rows, device=steps.last_tokens.device)
-        token_ids = torch.where(place == 0, steps.last_tokens[:, None], config.mask_token_id).int()
-        turn = self._rotary.at((steps.lengths[:, None] + place).flatten())
-        x = self._target.embedding_rows(token_ids.flatten())
+        turn = self._rotary.at(steps.block_positions)
+        x = self._target.embedding_rows(steps.block_tokens)
         if config.input_embedding_scale != 1:
             x = x * config.input_embedding_scale
         normed, norms = parts.layers[0].attn_norm(x), [*(layer.attn_norm for layer in parts.layers[1:]), parts.norm]
         for i, (layer, norm) in enumerate(zip(parts.layers, norms, strict=True)):
             pool, group = self._place(i, state)
             x, normed = layer(x, normed, norm, turn, pool, steps.behind(group))
-        return normed.view(*token_ids.shape, -1)
+        return normed.view(steps.num_rows, self.block.num_tokens, -1)
 
     def _drawn_in_turn(
         self, markov: MarkovHead, hidden: Tensor, logits: Tensor, last_tokens: Tensor, columns: SampleColumns

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from samebit.drafting import DraftSteps
+from samebit.drafting import DraftBlock, DraftSteps
 from samebit.indexing import StepIndex
 from samebit.models.hidden import Hidden
 from samebit.state.layout import StateLayout
@@ -21,7 +21,8 @@ from samebit.state.pools import PoolPart
 @dataclass(frozen=True, slots=True)
 class Proposals:
     """`tokens` [P, D] int32: guesses of the tokens behind each row's last one. `confidence` [P, D] fp32: the drafter's
-    estimate that the target draws that token too, given that it drew those before it; 1 where it has no opinion.
+    estimate that the target draws that token too, given that it drew those before it; 1 where it has no opinion
+    (`DraftSteps.no_opinion`). Both may be views.
     """
 
     tokens: Tensor
@@ -29,9 +30,12 @@ class Proposals:
 
 
 class Drafter(Protocol):
-    """Guesses up to `max_drafts` tokens. `num_parameters` counts the elements of all weights of its own."""
+    """Guesses `max_drafts` tokens. `block`: what it runs at once for each row, if it does. `num_parameters` counts the elements of all
+    weights of its own.
+    """
 
     max_drafts: int
+    block: DraftBlock
     num_parameters: int
 
     def linear_shapes(self) -> set[tuple[int, int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 import torch
 
-from samebit.drafting import DraftSteps
+from samebit.drafting import NO_BLOCK, DraftSteps
 from samebit.indexing import StepIndex
 from samebit.kernels.sets import KernelSet
 from samebit.models.hash import HashModel
@@ -25,6 +25,7 @@ class HashDrafter:
     """A `Drafter`. A guess is what the target would draw, or the next token id where bits 7.. of its word divide by 3."""
 
     num_parameters = 0
+    block = NO_BLOCK
 
     def __init__(self, target: HashModel, kernels: KernelSet, max_drafts: int, device: torch.device) -> None:
         self.max_drafts = max_drafts
@@ -55,5 +56,4 @@ class HashDrafter:
             is_miss = ((words[:, 0] >> MISS_SHIFT) % MISS_EVERY) == 0
             token_ids = torch.where(is_miss, (drawn + 1) % self._twin.vocab_size, drawn)
             tokens.append(token_ids)
-        guesses = torch.stack(tokens, dim=1)
-        return Proposals(guesses, torch.ones_like(guesses, dtype=torch.float32))
+        return Proposals(torch.stack(tokens, dim=1), steps.no_opinion)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from samebit.drafting import DraftSteps
+from samebit.drafting import NO_BLOCK, DraftSteps
 from samebit.indexing import StepIndex
 from samebit.kernels.sets import KernelSet
 from samebit.layers.linear import Linear
@@ -61,7 +61,7 @@ class MtpDrafter:
         builder: WeightBuilder,
         device: torch.device,
     ) -> None:
-        self.max_drafts = len(depths)
+        self.max_drafts, self.block = len(depths), NO_BLOCK
         self.num_parameters = builder.num_parameters
         self._linear_shapes = builder.linear_shapes
         self._config, self._depths, self._chain_norm = config, depths, chain_norm
@@ -99,8 +99,7 @@ class MtpDrafter:
             hidden = self._run(index, unknown, ahead, state)
             token_ids = self._kernels.sample(self._target.logits(hidden), steps.columns(ahead + 1))[0]
             tokens.append(token_ids)
-        guesses = torch.stack(tokens, dim=1)
-        return Proposals(guesses, torch.ones_like(guesses, dtype=torch.float32))
+        return Proposals(torch.stack(tokens, dim=1), steps.no_opinion)
 
     def _run(self, index: StepIndex, hidden: Tensor, first: int, state: PoolPart) -> Tensor:
         """The step's tokens through depths `first` on, of which the first takes `hidden` [T, H]; that depth's own hidden states."""

@@ -25,6 +25,7 @@ from samebit.kernels.triton import (
     routing,
     rows,
     sampling,
+    words,
 )
 
 num_launches = launch.num_launches
@@ -46,6 +47,7 @@ def implementations(activation: torch.dtype) -> dict[str, Callable[..., Any]]:
     return {
         **linear.implementations(activation),
         **rows.implementations(activation),
+        **words.implementations(activation),
         "step_index": index.step_index,
         "accept": index.accept,
         "acknowledge": acknowledgement.acknowledge,
