@@ -55,6 +55,7 @@ SCHEMAS: Mapping[str, str] = {
     "embedding": "(Tensor ids, Tensor table, int threads) -> Tensor",
     "take_rows": "(Tensor x, Tensor rows, float divisor) -> Tensor",
     "joined_sums": "(Tensor[] x, Tensor[] y) -> Tensor",
+    "joined_bytes": "(Tensor[] parts) -> Tensor",
     "sample": "(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seed, "
     "Tensor sample_index, Tensor position, Tensor target, int threads) -> (Tensor, Tensor, Tensor, Tensor)",
     "top_logprobs": "(Tensor logits, int n, int threads) -> (Tensor, Tensor)",
@@ -95,6 +96,7 @@ def _shapes_only(name: str) -> Callable[..., Any]:
         "route": route,
         "embedding": lambda ids, table, _: table.new_empty(ids.shape[0], table.shape[1], dtype=torch.float32),
         "take_rows": lambda x, rows, _: x.new_empty(rows.shape[0], x.shape[1]),
+        "joined_bytes": lambda parts: parts[0].new_empty(sum(part.shape[0] for part in parts)),
         "joined_sums": lambda x, y: x[0].new_empty(x[0].shape[0], len(x) * x[0].shape[1]),
         "sample": sample,
         "top_logprobs": top_logprobs,

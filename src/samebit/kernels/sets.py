@@ -336,6 +336,11 @@ class KernelSet:
         out: Tensor = self._ops.joined_sums(x, y)
         return out
 
+    def joined_bytes(self, parts: list[Tensor]) -> Tensor:
+        """Dense uint8 tensors [n], one behind the other."""
+        out: Tensor = self._ops.joined_bytes(parts)
+        return out
+
     def sample(self, logits: Tensor, cols: SampleColumns) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Draw one token per row of ``logits`` [L, V]: ids int32, logprobs fp32, ranks int32, finite bool, each [L].
 

@@ -54,9 +54,14 @@ def joined_sums(x: list[Tensor], y: list[Tensor]) -> Tensor:
     return torch.cat([one + other for one, other in zip(x, y, strict=True)], dim=1)
 
 
+def joined_bytes(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts)
+
+
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "draft_words": draft_words,
     "keep_drafts": keep_drafts,
     "take_rows": take_rows,
     "joined_sums": joined_sums,
+    "joined_bytes": joined_bytes,
 }

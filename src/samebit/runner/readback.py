@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from samebit.kernels.sets import KernelSet
 from samebit.runner.step import StepTensors
 
 _FIELDS = [field.name for field in fields(StepTensors)]
@@ -58,7 +59,8 @@ class _Host:
 class Results:
     """Where the results of a bucket's steps lie, and the host memory that they are copied to, for two steps in turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: KernelSet) -> None:
+        self._kernels = kernels
         self._places: list[_Place] = []
         self._hosts: deque[_Host] = deque(maxlen=2)
 
@@ -69,7 +71,7 @@ class Results:
         """
         if not self._places:
             self._places = _places(result)
-        return torch.cat([_bytes_of(result, place) for place in self._places])
+        return self._kernels.joined_bytes([_bytes_of(result, place) for place in self._places])
 
     def copy(self, packed: Tensor) -> Callable[[], dict[str, np.ndarray]]:
         """Begin to copy what `pack` gave to the host. What is returned waits for it, and gives the fields of StepTensors by name.

@@ -48,7 +48,7 @@ class _Program:
     def __init__(self, place: _Place, bucket: Bucket) -> None:
         self._pools = place.pools
         self.buffers = StepBuffers(bucket, place.pools, place.device, place.speculation)
-        self.results = Results()
+        self.results = Results(place.kernels)
         self._step = (place.model, place.kernels, self.buffers, place.pools, bucket, place.speculation)
 
     def run(self) -> Tensor:

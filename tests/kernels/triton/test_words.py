@@ -1,5 +1,7 @@
 """Words of rows that guess, kept guesses, taken rows and joined sums on a device: the twin's bits, in one launch each."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +11,7 @@ from samebit.kernels import torch_words
 from samebit.kernels.triton import words
 from samebit.kernels.triton.launch import num_launches
 from samebit.kernels.values import DraftWords
+from samebit.runner.step import StepTensors
 from tests.kernels.cases import normal
 from tests.kernels.test_words import draft_case
 
@@ -72,6 +75,18 @@ def test_joined_sums_are_what_a_product_would_take_of_the_twins(device, activati
     assert found.dtype is activation
     assert torch.equal(found, torch_words.joined_sums(x, y).to(activation))
     assert torch.equal(found[3:4], joined([one[3:4] for one in x], [one[3:4] for one in y]))
+
+
+@given(st.lists(st.integers(0, 1500), min_size=1, max_size=words.MAX_PARTS), st.integers(0, 99))
+def test_bytes_are_joined_in_order(device, sizes, seed):
+    generator = torch.Generator().manual_seed(seed)
+    parts = [torch.randint(256, (size,), generator=generator, dtype=torch.uint8) for size in sizes]
+    found = words.joined_bytes([part.to(device) for part in parts])
+    assert torch.equal(found.cpu(), torch.cat(parts))
+
+
+def test_as_many_results_are_joined_as_a_step_has():
+    assert len(fields(StepTensors)) <= words.MAX_PARTS
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 What torch needs a launch or several for each is one launch. Knows no model and no drafter.
 """
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,6 +20,11 @@ from samebit.kernels.values import DraftWords
 
 ROW_BLOCK = 32
 """Rows that guess, of a program."""
+BYTE_BLOCK = 1024
+"""Bytes of a program."""
+_ENDS = [f"end_{i}" for i in range(12)]
+MAX_PARTS = len(_ENDS)
+"""Runs of bytes that are joined at most."""
 
 
 @triton.jit
@@ -164,11 +170,50 @@ def joined_sums(activation: torch.dtype, x: list[Tensor], y: list[Tensor]) -> Te
     return out
 
 
+@triton.jit(do_not_specialize=_ENDS)
+def joined_bytes_kernel(
+    parts,
+    out,
+    end_0,
+    end_1,
+    end_2,
+    end_3,
+    end_4,
+    end_5,
+    end_6,
+    end_7,
+    end_8,
+    end_9,
+    end_10,
+    end_11,
+    BLOCK: tl.constexpr,
+):
+    """A part of the whole: every byte is in one of ``parts``, of which the i-th ends where ``end_i`` says."""
+    ends = (end_0, end_1, end_2, end_3, end_4, end_5, end_6, end_7, end_8, end_9, end_10, end_11)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    found, start = tl.zeros([BLOCK], tl.uint8), 0
+    for i in tl.static_range(len(parts)):
+        found |= tl.load(parts[i] + at - start, mask=(at >= start) & (at < ends[i]), other=0)
+        start = ends[i]
+    tl.store(out + at, found, mask=at < start)
+
+
+def joined_bytes(parts: list[Tensor]) -> Tensor:
+    """``KernelSet.joined_bytes``, of at most MAX_PARTS."""
+    assert len(parts) <= MAX_PARTS, len(parts)
+    ends = list(itertools.accumulate(part.shape[0] for part in parts))
+    out = torch.empty(ends[-1], dtype=torch.uint8, device=parts[0].device)
+    ends += [0] * (MAX_PARTS - len(ends))
+    launch(joined_bytes_kernel, (triton.cdiv(out.shape[0], BYTE_BLOCK),), tuple(parts), out, *ends, BLOCK=BYTE_BLOCK)
+    return out
+
+
 def implementations(activation: torch.dtype) -> dict[str, Callable[..., Any]]:
     """These kernels for activations of this dtype, with the arguments of the operators."""
     return {
         "draft_words": draft_words,
         "keep_drafts": keep_drafts,
         "take_rows": take_rows,
+        "joined_bytes": joined_bytes,
         "joined_sums": partial(joined_sums, activation),
     }
