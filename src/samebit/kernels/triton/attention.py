@@ -16,17 +16,15 @@ from torch import Tensor
 
 from samebit.kernels.triton.bias import most_rows, relative_bias, table_shape
 from samebit.kernels.triton.items import INDEX, find_row, row_items, row_sizes, value_of
-from samebit.kernels.triton.last import MAX_COUNTERS, counters, is_last
+from samebit.kernels.triton.last import MAX_COUNTERS, counters
 from samebit.kernels.triton.launch import dot_dtype, launch, num_programs
-from samebit.kernels.triton.merging import merge_tile, store_tile
+from samebit.kernels.triton.merging import share_tile, store_tile
 from samebit.kernels.triton.softmax import LOG2_E, add_keys, add_run, no_keys
 
 SHORT_BLOCK_M = 16
 """Query rows of a tile where a batch row has few."""
 NO_WINDOW = 2**30
 """Longer than any sequence."""
-FEW_ROWS = tl.constexpr(4)
-"""Query rows of a tile up to which more of its chunks are merged at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +219,9 @@ def attend_kernel(
             for block in range(begin_block, stop_block):
                 key = block * BLOCK_N + tl.arange(0, BLOCK_N)
                 is_key = (key >= low) & (key < high)
-                where = page.to(tl.int64) * PAGE_STRIDE + head * HEAD_STRIDE + key.to(tl.uint32) % PAGE_SIZE * ROW_STRIDE
+                where = (
+                    page.to(tl.int64) * PAGE_STRIDE + head * HEAD_STRIDE + key.to(tl.uint32) % PAGE_SIZE * ROW_STRIDE
+                )
                 next_key = key + BLOCK_N
                 page = tl.load(table + next_key.to(tl.uint32) // PAGE_SIZE, mask=next_key < high, other=0)
                 at = where[:, None] + column[None, :]
@@ -254,23 +254,10 @@ def attend_kernel(
 
         weight = tl.max(total, 1)  # all columns are equal
         if split:
-            partial = value_of(first_partial, row, BLOCK_B) + local
-            at = partial.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-            tl.store(partial_scales + at * 2, top, mask=is_query)
-            tl.store(partial_scales + at * 2 + 1, weight, mask=is_query)
-            tl.store(partial_sums + at[:, None] * BLOCK_D + column[None, :], sums, mask=is_query[:, None])
-            partial -= part
-            if is_last(counter + partial, parts):
-                if count * GROUP <= FEW_ROWS:
-                    merge_tile(
-                        out, partial_sums, partial_scales, partial, parts, first, count, tile, head, GROUP, KV_HEADS, WIDTH,
-                        BLOCK_M, BLOCK_D, FEW_ROWS, 8,
-                    )  # fmt: skip
-                else:
-                    merge_tile(
-                        out, partial_sums, partial_scales, partial, parts, first, count, tile, head, GROUP, KV_HEADS, WIDTH,
-                        BLOCK_M, BLOCK_D, BLOCK_M, 4,
-                    )  # fmt: skip
+            share_tile(
+                out, partial_sums, partial_scales, counter, value_of(first_partial, row, BLOCK_B) + local, part, parts,
+                sums, weight, top, first, count, tile, head, GROUP, KV_HEADS, WIDTH, BLOCK_M,
+            )  # fmt: skip
         else:
             store_tile(out, sums, weight, first, count, tile, head, GROUP, KV_HEADS, WIDTH, BLOCK_M)
 

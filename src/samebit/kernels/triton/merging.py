@@ -1,13 +1,17 @@
-"""Merges what the chunks of a split row's tile came to, in the order in which one program would have walked them. Knows no keys.
+"""Results of tiles; where a row is split, what its chunks came to is merged in the order in which one program would have walked them.
 
-Several chunks are loaded before the first of them is needed: what the merge takes is how often it waits for memory.
+The program that stores the last chunk of a tile merges all. It loads several chunks before it needs the first of them: what a merge
+takes is how often it waits for memory. Knows no keys.
 """
 
 import triton
 import triton.language as tl
 
-from samebit.kernels.triton.last import PAST_L1
+from samebit.kernels.triton.last import PAST_L1, is_last
 from samebit.kernels.triton.softmax import merge, merge_tops
+
+FEW_ROWS = tl.constexpr(4)
+"""Query rows of a tile up to which twice as many chunks are loaded together."""
 
 
 @triton.jit
@@ -15,7 +19,7 @@ def store_tile(
     out, sums, total, first, count, tile, head,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """The result of a tile's first query rows, of which ``sums`` [M, WIDTH] and the sum of their weights ``total`` [M] are given."""
+    """Store the result of a tile's first query rows: ``sums`` [M, BLOCK_D] over the sums of weights ``total`` [M]."""
     query_row = tile * BLOCK_M + tl.arange(0, sums.shape[0])
     place = query_row // GROUP
     is_query = place < count
@@ -27,13 +31,40 @@ def store_tile(
 
 
 @triton.jit
+def share_tile(
+    out, partial_sums, partial_scales, counter, partial, part, parts, sums, total, top, first, count, tile, head,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Keep what chunk ``part`` of a tile came to as partial result ``partial``; whoever does so last of ``parts`` stores the tile's."""
+    BLOCK_D: tl.constexpr = sums.shape[1]
+    row, column = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)[None, :]
+    is_query = (tile * BLOCK_M + row) // GROUP < count
+    at = partial.to(tl.int64) * BLOCK_M + row
+    tl.store(partial_scales + at * 2, top, mask=is_query)
+    tl.store(partial_scales + at * 2 + 1, total, mask=is_query)
+    tl.store(partial_sums + at[:, None] * BLOCK_D + column, sums, mask=is_query[:, None])
+    partial -= part
+    if is_last(counter + partial, parts):
+        if count * GROUP <= FEW_ROWS:
+            merge_tile(
+                out, partial_sums, partial_scales, partial, parts, first, count, tile, head, GROUP, KV_HEADS, WIDTH,
+                BLOCK_M, BLOCK_D, FEW_ROWS, 8,
+            )  # fmt: skip
+        else:
+            merge_tile(
+                out, partial_sums, partial_scales, partial, parts, first, count, tile, head, GROUP, KV_HEADS, WIDTH,
+                BLOCK_M, BLOCK_D, BLOCK_M, 4,
+            )  # fmt: skip
+
+
+@triton.jit
 def merge_tile(
     out, partial_sums, partial_scales, partial, chunks, first, count, tile, head,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
     ROWS: tl.constexpr,  # the tile has no query rows behind these
     AT_ONCE: tl.constexpr,  # chunks that are loaded together
 ):  # fmt: skip
-    """The result of a tile, whose partial results other programs of this launch have stored from ``partial`` on."""
+    """Merge and store a tile, whose partial results are there from ``partial`` on."""
     row = tl.arange(0, ROWS)
     is_query = (tile * BLOCK_M + row) // GROUP < count
     column = tl.arange(0, BLOCK_D)[None, :]
