@@ -11,9 +11,17 @@ may both copy a source, the same bits to the same place.
 
 A program that works on a batch row knows it by its number. So it asks for all addresses at once, then for all rows.
 Tiles are a plain function of static sizes; each output is one program's sum, in the same order whatever the tile.
+
+A norm of the outputs needs all channels of a token. Where few programs run, each has them all, and norms what it stores. The bits
+are those of the norm by itself (``rows``), for which a row must lie over threads as it does there: Triton decides that
+from a tile's shape, its warps, and the widest loads and stores of such tiles. Shape and warps are that kernel's, and where channels
+come in whole vectors so are the widest loads and stores. The code that norms is the same function.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -32,6 +40,7 @@ from samebit.kernels.triton.conv_rows import (
 )
 from samebit.kernels.triton.index import ROW_BLOCK
 from samebit.kernels.triton.launch import launch
+from samebit.kernels.triton.rows import norm_tile, normed, rms_norm
 
 SCAN = 512
 """Tokens or sources of entries that are searched at once for what is to be kept."""
@@ -55,12 +64,42 @@ class Tile:
 FEW, MANY = Tile(256, 4, 4, 64), Tile(256, 8, 4, 96)
 """For steps of few tokens a row, and for others. A Hopper multiprocessor holds 8 programs of the first, so 132 hold 128 rows of 2048
 channels at once. With fewer registers to a thread, either spills some."""
+NORMED_WARPS = 1056
+"""Warps that run at once on a Hopper device whose threads all have 255 registers: 8 on each of 132 multiprocessors."""
+NORMED_CHANNELS = 4096
+"""More do not fit into the registers of a program."""
+VECTOR = 8
+"""Elements that a thread loads or stores at once, at most."""
 
 
 def tile_of(num_tokens: int, num_rows: int, channels: int) -> Tile:
     """The tile of a step of so many tokens and batch rows; narrower where there are few channels."""
     tile = FEW if num_tokens <= FEW.tokens * num_rows else MANY
     return replace(tile, channels=min(tile.channels, triton.next_power_of_2(channels)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    """A norm of outputs: its gain [C] and epsilon, and the dtype of what it gives."""
+
+    gain: Tensor
+    eps: float
+    dtype: torch.dtype
+
+
+def normed_tile(channels: int) -> Tile:
+    """The tile of a convolution with a norm, which is the norm's own."""
+    block, tokens, num_warps = norm_tile(channels)
+    return Tile(block, tokens, num_warps, 255)
+
+
+def is_normed_at_once(num_tokens: int, num_rows: int, channels: int) -> bool:
+    """Whether a norm is in the launch of its convolution: where channels allow it, and all programs run at once."""
+    if channels % VECTOR or channels > NORMED_CHANNELS:
+        return False
+    tile = normed_tile(channels)
+    num_programs: int = num_rows + triton.cdiv(num_tokens, tile.tokens)
+    return num_programs * tile.num_warps <= NORMED_WARPS
 
 
 @triton.jit
@@ -91,6 +130,15 @@ def load_residual(residual, token, channel, wanted, stride, HAS_RESIDUAL: tl.con
 
 
 @triton.jit
+def load_gains(gain, channel, CHANNELS: tl.constexpr, HAS_NORM: tl.constexpr):
+    """A tuple of the gain of each channel; empty without a norm."""
+    gains = no_tensors()
+    if HAS_NORM:
+        gains = (tl.load(gain + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32),)
+    return gains
+
+
+@triton.jit
 def output(
     window, weights, extra, FIRST: tl.constexpr, TAPS: tl.constexpr, IS_SHIFT: tl.constexpr, HAS_RESIDUAL: tl.constexpr
 ):
@@ -108,6 +156,15 @@ def output(
 
 
 @triton.jit
+def put_outputs(y, gains, out, normed_out, token, channel, wanted, eps, CHANNELS: tl.constexpr, HAS_NORM: tl.constexpr):
+    """Store outputs of tokens, and what the norm makes of them: ``y`` is then a tile such as the norm by itself has."""
+    at = token.to(tl.int64) * CHANNELS + channel
+    tl.store(out + at, y, mask=wanted)
+    if HAS_NORM:
+        tl.store(normed_out + at, normed(y, gains[0], eps, CHANNELS), mask=wanted)
+
+
+@triton.jit
 def places(token, query_start, num_rows, TAPS: tl.constexpr, ROW_BLOCK: tl.constexpr):
     """Which of ``token`` [N] are padding, and which have all their inputs in the step."""
     end, start = tl.load(query_start + num_rows), tl.zeros_like(token)
@@ -120,15 +177,17 @@ def places(token, query_start, num_rows, TAPS: tl.constexpr, ROW_BLOCK: tl.const
 
 @triton.jit
 def convolve_later_tokens(
-    x, taps, query_start, residual, out, first_token, channel, num_tokens, num_rows, x_stride, residual_stride,
+    x, taps, query_start, residual, gain, out, normed_out, first_token, channel, num_tokens, num_rows, x_stride,
+    residual_stride, eps,
     KEPT: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr, IS_SHIFT: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, BLOCK_T: tl.constexpr, ROW_BLOCK: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, BLOCK_T: tl.constexpr, ROW_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of those of BLOCK_T tokens that have all their inputs in the step, and zeros for padding."""
+    """Outputs of those of BLOCK_T tokens that have all their inputs in the step, and zeros for padding; and their norm."""
     token = first_token + tl.arange(0, BLOCK_T)
     column, is_channel, there = token[:, None], channel < CHANNELS, (token < num_tokens)[:, None]
     # What is loaded does not wait for the rows' places: of tokens of other rows, or padding, nothing is stored.
     weights = load_taps(taps, channel, TAPS, CHANNELS, IS_SHIFT)
+    gains = load_gains(gain, channel, CHANNELS, HAS_NORM)
     window = no_tensors()
     for tap in tl.static_range(TAPS):
         source = column + (tap - TAPS + 1)
@@ -136,22 +195,26 @@ def convolve_later_tokens(
     extra = load_residual(residual, column, channel, there & is_channel, residual_stride, HAS_RESIDUAL)
     is_padding, is_later = places(token, query_start, num_rows, TAPS, ROW_BLOCK)
     y = tl.where(is_padding[:, None], 0.0, output(window, weights, extra, 0, TAPS, IS_SHIFT, HAS_RESIDUAL))
-    at = out + column.to(tl.int64) * CHANNELS + channel
-    tl.store(at, y, mask=there & (is_padding | is_later)[:, None] & is_channel)
+    wanted = there & (is_padding | is_later)[:, None] & is_channel
+    put_outputs(y, gains, out, normed_out, column, channel, wanted, eps, CHANNELS, HAS_NORM)
 
 
 @triton.jit
 def convolve_row(
     x, taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
-    entry_sources, entry_source_tags, entry_dest, entry_tag, residual, out, row, channels, num_rows, num_entries,
-    x_stride, residual_stride, is_first,
+    entry_sources, entry_source_tags, entry_dest, entry_tag, residual, gain, out, normed_out, row, channel, num_rows,
+    num_entries, x_stride, residual_stride, eps, is_first,
     TAPS: tl.constexpr, CHANNELS: tl.constexpr, IS_SHIFT: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, SCAN: tl.constexpr, ROW_BLOCK: tl.constexpr,
+    HAS_NORM: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr,
+    SCAN: tl.constexpr, ROW_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of the first tokens of a batch row, and all that is written to its ring; entries that it copies."""
+    """Outputs of the first tokens of a batch row, their norm, and all that is written to its ring; entries that it copies."""
     HISTORY: tl.constexpr = TAPS - 1
     KEPT: tl.constexpr = rows.dtype.element_ty
-    is_channel, channel = channels < CHANNELS, channels[None, :]
+    # With a norm, the tile has the norm's shape, and a token its first row: loads of the others are masked.
+    TILE_ROWS: tl.constexpr = BLOCK_T if HAS_NORM else 1
+    channels = tl.broadcast_to(channel, (TILE_ROWS, BLOCK_C))
+    is_channel = (tl.arange(0, TILE_ROWS) == 0)[:, None] & (channel < CHANNELS)
     num_dests = num_entries * HISTORY
     # Everything is asked for before anything is waited for.
     first, last = tl.load(query_start + row), tl.load(query_start + row + 1)
@@ -164,6 +227,10 @@ def convolve_row(
         expected += (tl.load(read_tags + at, mask=is_first, other=0),)
         tags += (tl.load(store_tags + at, mask=is_first, other=0),)
     weights = load_taps(taps, channels, TAPS, CHANNELS, IS_SHIFT)
+    gains = load_gains(gain, channels, CHANNELS, HAS_NORM)
+    if HAS_NORM:
+        # Taps are most of what one program then loads, and are asked for while addresses are waited for: nothing moves across this.
+        tl.debug_barrier()
     window, found = no_tensors(), no_tensors()
     for h in tl.static_range(HISTORY):
         wanted = (first < last) | (stored[h] > SINK_ROW)
@@ -174,14 +241,14 @@ def convolve_row(
         wanted = is_channel & (first + h < last)
         window += (step_inputs(x, first + h, channels, wanted, x_stride, KEPT),)
         extras += (load_residual(residual, first + h, channels, wanted, residual_stride, HAS_RESIDUAL),)
-    token = first + tl.arange(0, BLOCK_T)
+    token = first + tl.arange(0, BLOCK_K)
     kept, tag, value = tokens_to_keep(
         x, write_rows, write_tags, token, last, channel, x_stride, is_first, KEPT, CHANNELS
     )
     for h in tl.static_range(HISTORY):
-        y = output(window, weights, extras[h], h, TAPS, IS_SHIFT, HAS_RESIDUAL)
-        at = out + (first + h).to(tl.int64) * CHANNELS + channels
-        tl.store(at, y, mask=is_channel & (first + h < last))
+        if first + h < last:
+            y = output(window, weights, extras[h], h, TAPS, IS_SHIFT, HAS_RESIDUAL)
+            put_outputs(y, gains, out, normed_out, first + h, channels, is_channel, eps, CHANNELS, HAS_NORM)
     for start in range(SCAN, num_dests, SCAN):
         dest = tl.maximum(dest, dest_rows(entry_dest, start, num_dests, SCAN))
     if tl.max(dest, axis=0) > SINK_ROW:
@@ -199,28 +266,29 @@ def convolve_row(
     tl.debug_barrier()
     put_tokens(rows, row_tags, kept, tag, value, channel, is_first, CHANNELS)
     put_later_tokens(
-        x, rows, row_tags, write_rows, write_tags, first + BLOCK_T, last, channel, x_stride, is_first, CHANNELS,
-        BLOCK_T, SCAN,
+        x, rows, row_tags, write_rows, write_tags, first + BLOCK_K, last, channel, x_stride, is_first, CHANNELS,
+        BLOCK_K, SCAN,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=_INDEX)
 def convolve_kernel(
     x, taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
-    entry_sources, entry_source_tags, entry_dest, entry_tag, residual, out, num_tokens, num_rows, num_entries,
-    x_stride, residual_stride,
-    TAPS: tl.constexpr, CHANNELS: tl.constexpr, IS_SHIFT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, IS_SPARSE: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_H: tl.constexpr, SCAN: tl.constexpr, ROW_BLOCK: tl.constexpr,
+    entry_sources, entry_source_tags, entry_dest, entry_tag, residual, gain, out, normed_out, num_tokens, num_rows,
+    num_entries, x_stride, residual_stride, eps,
+    TAPS: tl.constexpr, CHANNELS: tl.constexpr, IS_SHIFT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr,
+    IS_SPARSE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr,
+    SCAN: tl.constexpr, ROW_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A program for each batch row, then one for each BLOCK_T tokens, most of which find nothing to do if IS_SPARSE."""
     program = tl.program_id(0)
-    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
     if program < num_rows:
         convolve_row(
             x, taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
-            entry_sources, entry_source_tags, entry_dest, entry_tag, residual, out, program, channels, num_rows,
-            num_entries, x_stride, residual_stride, tl.program_id(1) == 0,
-            TAPS, CHANNELS, IS_SHIFT, HAS_RESIDUAL, BLOCK_T, BLOCK_H, SCAN, ROW_BLOCK,
+            entry_sources, entry_source_tags, entry_dest, entry_tag, residual, gain, out, normed_out, program, channel,
+            num_rows, num_entries, x_stride, residual_stride, eps, tl.program_id(1) == 0,
+            TAPS, CHANNELS, IS_SHIFT, HAS_RESIDUAL, HAS_NORM, BLOCK_T, BLOCK_C, BLOCK_K, BLOCK_H, SCAN, ROW_BLOCK,
         )  # fmt: skip
     else:
         first_token, has_work = (program - num_rows) * BLOCK_T, True
@@ -230,15 +298,20 @@ def convolve_kernel(
             has_work = tl.max(((is_padding | is_later) & (token < num_tokens)).to(tl.int32), axis=0) > 0
         if has_work:
             convolve_later_tokens(
-                x, taps, query_start, residual, out, first_token, channels[None, :], num_tokens, num_rows, x_stride,
-                residual_stride, rows.dtype.element_ty, TAPS, CHANNELS, IS_SHIFT, HAS_RESIDUAL, BLOCK_T, ROW_BLOCK,
+                x, taps, query_start, residual, gain, out, normed_out, first_token, channel, num_tokens,
+                num_rows, x_stride, residual_stride, eps,
+                rows.dtype.element_ty, TAPS, CHANNELS, IS_SHIFT, HAS_RESIDUAL, HAS_NORM, BLOCK_T, ROW_BLOCK,
             )  # fmt: skip
 
 
 def _run(
-    x: Tensor, taps: Tensor | None, rows: Tensor, row_tags: Tensor, residual: Tensor | None, *index: Tensor
-) -> Tensor:
-    """The launch; ``index`` is a ConvIndex of at least one batch row. Without taps, the shift."""
+    x: Tensor, taps: Tensor | None, rows: Tensor, row_tags: Tensor, residual: Tensor | None, norm: Norm | None,
+    *index: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The launch, and its outputs and their norm; ``index`` is a ConvIndex of at least one batch row.
+
+    Without taps, the shift; without a norm, the second result is the first.
+    """
     read_rows, entry_tag = index[1], index[-1]
     assert x.stride(1) == 1, x.stride()
     assert rows.is_contiguous(), rows.stride()
@@ -246,20 +319,21 @@ def _run(
     out = torch.empty_like(
         x, dtype=rows.dtype if residual is None else torch.float32, memory_format=torch.contiguous_format
     )
+    normed_out = out if norm is None else torch.empty_like(out, dtype=norm.dtype)
     extra = x if residual is None else residual
     assert extra.stride(1) == 1, extra.stride()
-    tile = tile_of(tokens, num_rows, channels)
+    tile = tile_of(tokens, num_rows, channels) if norm is None else normed_tile(channels)
     launch(
         convolve_kernel,
         (num_rows + triton.cdiv(tokens, tile.tokens), triton.cdiv(channels, tile.channels)),
-        x, x if taps is None else taps, rows, row_tags, *index, extra, out, tokens, num_rows, entry_tag.shape[0],
-        x.stride(0), extra.stride(0),
+        x, x if taps is None else taps, rows, row_tags, *index, extra, out if norm is None else norm.gain, out,
+        normed_out, tokens, num_rows, entry_tag.shape[0], x.stride(0), extra.stride(0), 0.0 if norm is None else norm.eps,
         TAPS=history + 1, CHANNELS=channels, IS_SHIFT=taps is None, HAS_RESIDUAL=residual is not None,
-        IS_SPARSE=tokens <= history * num_rows, BLOCK_T=tile.tokens, BLOCK_C=tile.channels,
-        BLOCK_H=triton.next_power_of_2(history), SCAN=SCAN, ROW_BLOCK=ROW_BLOCK,
+        HAS_NORM=norm is not None, IS_SPARSE=tokens <= history * num_rows, BLOCK_T=tile.tokens, BLOCK_C=tile.channels,
+        BLOCK_K=max(tile.tokens, FEW.tokens), BLOCK_H=triton.next_power_of_2(history), SCAN=SCAN, ROW_BLOCK=ROW_BLOCK,
         num_warps=tile.num_warps, maxnreg=tile.registers, enable_fp_fusion=False,
     )  # fmt: skip
-    return out
+    return out, normed_out
 
 
 def short_conv(
@@ -269,9 +343,24 @@ def short_conv(
 ) -> Tensor:  # fmt: skip
     """As ``torch_set.short_conv``, on ``x`` [T, C] as ``rows`` hold it; fp32 with a residual, else like ``rows``."""
     return _run(
-        x, taps, rows, row_tags, residual, query_start, read_rows, read_tags, store_rows, store_tags, write_rows,
+        x, taps, rows, row_tags, residual, None, query_start, read_rows, read_tags, store_rows, store_tags, write_rows,
+        write_tags, entry_sources, entry_source_tags, entry_dest, entry_tag,
+    )[0]  # fmt: skip
+
+
+def short_conv_norm(
+    activation: torch.dtype, x: Tensor, taps: Tensor, rows: Tensor, row_tags: Tensor, query_start: Tensor,
+    read_rows: Tensor, read_tags: Tensor, store_rows: Tensor, store_tags: Tensor, write_rows: Tensor,
+    write_tags: Tensor, entry_sources: Tensor, entry_source_tags: Tensor, entry_dest: Tensor, entry_tag: Tensor,
+    residual: Tensor, gain: Tensor, eps: float, threads: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``short_conv`` in fp32, and ``rows.rms_norm`` of it, in one launch if ``is_normed_at_once``."""
+    norm = Norm(gain, eps, activation) if is_normed_at_once(x.shape[0], read_rows.shape[0], x.shape[1]) else None
+    y, normed_y = _run(
+        x, taps, rows, row_tags, residual, norm, query_start, read_rows, read_tags, store_rows, store_tags, write_rows,
         write_tags, entry_sources, entry_source_tags, entry_dest, entry_tag,
     )  # fmt: skip
+    return y, rms_norm(activation, y, gain, eps, threads) if norm is None else normed_y
 
 
 def shift(
@@ -281,6 +370,11 @@ def shift(
 ) -> Tensor:  # fmt: skip
     """y[t] = x[t - 1] in the dtype of ``rows``."""
     return _run(
-        x, None, rows, row_tags, None, query_start, read_rows, read_tags, store_rows, store_tags, write_rows,
+        x, None, rows, row_tags, None, None, query_start, read_rows, read_tags, store_rows, store_tags, write_rows,
         write_tags, entry_sources, entry_source_tags, entry_dest, entry_tag,
-    )  # fmt: skip
+    )[0]  # fmt: skip
+
+
+def implementations(activation: torch.dtype) -> dict[str, Callable[..., Any]]:
+    """These kernels for activations of this dtype, with the arguments of the operators."""
+    return {"short_conv": short_conv, "short_conv_norm": partial(short_conv_norm, activation), "shift": shift}

@@ -47,12 +47,14 @@ def implementations(activation: torch.dtype) -> dict[str, Callable[..., Any]]:
     return {
         **linear.implementations(activation),
         **rows.implementations(activation),
+<<<<<<< HEAD
         **words.implementations(activation),
+=======
+        **conv.implementations(activation),
+>>>>>>> 32784b6 (triton: few tokens are normed by the launch of the convolution before)
         "step_index": index.step_index,
         "accept": index.accept,
         "acknowledge": acknowledgement.acknowledge,
-        "short_conv": conv.short_conv,
-        "shift": conv.shift,
         "write_kv": pages.write_kv,
         "write_heads": pages.write_heads,
         "turn_heads": partial(heads.turn_heads, activation),
