@@ -47,11 +47,8 @@ def implementations(activation: torch.dtype) -> dict[str, Callable[..., Any]]:
     return {
         **linear.implementations(activation),
         **rows.implementations(activation),
-<<<<<<< HEAD
         **words.implementations(activation),
-=======
         **conv.implementations(activation),
->>>>>>> 32784b6 (triton: few tokens are normed by the launch of the convolution before)
         "step_index": index.step_index,
         "accept": index.accept,
         "acknowledge": acknowledgement.acknowledge,
