@@ -162,7 +162,7 @@ CACHE_MUTANTS = [
         ("vLLM PR #34587",),
         (
             edit(
-                PLANNING + "_boundaries",
+                PLANNING + "_between",
                 *("end + 1, interval", "end, interval"),
                 *("if start < boundary <= end}", "if start < boundary < end}"),
             ),
@@ -174,7 +174,7 @@ CACHE_MUTANTS = [
         "a fork is not kept",
         "Where prompts part there is no checkpoint, so that siblings never hit.",
         ("sglang #22935",),
-        (edit(PLANNING + "_boundaries", "row.state.fork: CheckpointKind.FORK", "0: CheckpointKind.FORK"),),
+        (edit(PLANNING + "_between", "state.fork: CheckpointKind.FORK", "0: CheckpointKind.FORK"),),
         "hits",
         "from the cache",
     ),
@@ -184,7 +184,7 @@ CACHE_MUTANTS = [
         ("sglang #22935",),
         (
             edit(
-                PLANNING + "_boundaries",
+                PLANNING + "_between",
                 "sequence.prompt_end: CheckpointKind.PROMPT_END",
                 "0: CheckpointKind.PROMPT_END",
             ),

@@ -152,7 +152,7 @@ def move_a_table(original, runner, plan):
 def drop_experts_when_crowded(original, kernels, x, logits, *others):
     if x.shape[0] > 4:
         logits = logits.clone()
-        logits[4:, 0] = -80
+        logits[0, 4:, 0] = -80
     return original(kernels, x, logits, *others)
 
 

@@ -265,7 +265,7 @@ SPECULATION_MUTANTS = [
         (
             edit(
                 PLANNING + "_offer",
-                "min(sequence.max_length - len(sequence.token_ids) - 1, max_drafts)",
+                "min(sequence.max_length - len(sequence.token_ids) - num_ahead - 1, max_drafts)",
                 "max_drafts",
             ),
         ),
