@@ -42,8 +42,7 @@ class SequenceState:
     """All ids of a sequence's device state. Changed by StateManager only.
 
     `length` is the committed length. `resume` is the checkpoint whose rows the first step reads, pinned until then.
-    `fork` is where this prompt leaves a cached path (0: it does not), `published` the deepest boundary published,
-    `trimmed` the boundary that window pages were last let go for.
+    `fork` is where this prompt leaves a cached path (0: it does not), `published` the deepest boundary published, `trimmed` that of the last `trim`.
     """
 
     slot: SlotId
@@ -79,11 +78,8 @@ class StateManager:
         ]
         snapshots = [SnapshotId(i + 1) for i in range(geometry.num_snapshots)]
         self.snapshots = IdPool("snapshots", snapshots, order_seed=order_seed)
-        slots = [SlotId(i + 1) for i in range(geometry.num_slots)]
-        self.slots = IdPool("slots", slots, order_seed=order_seed)
-        self._last_step = 0
-        self._num_owners = 0
-        self._epoch = 0
+        self.slots = IdPool("slots", [SlotId(i + 1) for i in range(geometry.num_slots)], order_seed=order_seed)
+        self._last_step = self._num_owners = self._epoch = 0
         self.evicted = EvictedPrefixes()
         self.num_evicted_tokens = 0
 
