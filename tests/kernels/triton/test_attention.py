@@ -5,12 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from samebit.kernels.triton.attention import TILINGS, Rows, attend, attention
 from samebit.kernels.triton.last import counters
-from samebit.kernels.triton.launch import num_launches
+from samebit.kernels.triton.launch import launch, num_launches
+from samebit.kernels.triton.merging import merge_tile
 from tests.kernels.cases import ints
 from tests.kernels.triton.paged import TINY, TOLERANCE, Case, Shape, error
 
@@ -101,6 +104,22 @@ def test_chunks_are_merged_in_the_launch_that_they_are_of(device, activation, sh
     assert (counters(case.q.device) == 0).all()
     wanted = case.attend(0, tiling=replace(tiling, max_partials=0))
     assert all(torch.equal(x, wanted) for x in found)
+
+
+@triton.jit
+def merge_kernel(out, sums, scales, first, chunks, ROWS: tl.constexpr, AT_ONCE: tl.constexpr):
+    merge_tile(out, sums, scales, first, chunks, first, ROWS, first, first, 1, 1, 16, 16, 16, ROWS, AT_ONCE)
+
+
+@pytest.mark.parametrize(("rows", "at_once"), [(4, 8), (16, 4)])
+def test_chunks_that_are_not_there_leave_even_the_sign_of_a_zero(device, rows, at_once):
+    """What the first chunk came to is too small beside the second one's scores: -0 is left of it."""
+    sums, scales = torch.full((2, 16, 16), -1e-30), torch.zeros(2, 16, 2)
+    sums[1], scales[:, :, 1], scales[1, :, 0] = -0.0, 1.0, 140.0
+    out = torch.full((rows, 16), torch.nan, device=device)
+    launch(merge_kernel, (1,), out, sums.to(device), scales.to(device), 0, 2, ROWS=rows, AT_ONCE=at_once)
+    assert (out == 0).all()
+    assert out.signbit().all()
 
 
 @pytest.mark.parametrize(("window", "other"), [(0, "window_chunk"), (40, "chunk")])
