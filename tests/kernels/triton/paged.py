@@ -1,6 +1,8 @@
 """Cases of paged attention on a device, and how far results may be from the twin's."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -63,11 +65,22 @@ class Case:
         part: slice = slice(None),
     ) -> Tensor:
         """The attention of all batch rows, or of ``rows`` (slot, first position, tokens) with the tokens ``part``."""
+        return self.prepared(window, tiling=tiling, rows=rows, part=part)()
+
+    def prepared(
+        self,
+        window: int,
+        *,
+        tiling: Tiling | None = None,
+        rows: list[tuple[int, int, int]] | None = None,
+        part: slice = slice(None),
+    ) -> Callable[[], Tensor]:
+        """What gives the attention, with all that it takes on the device."""
         ix = self.cache.index(rows or [(slot, *row) for slot, row in enumerate(self.rows)])
         starts = (x.to(self.device) for x in (ix.query_start, ix.row_start, ix.row_slots))
         q = self.q[part]
-        return attend(
-            q, self.rel[part], self.rel_proj, self.tau[part], self.k_pages, self.v_pages,
+        return partial(
+            attend, q, self.rel[part], self.rel_proj, self.tau[part], self.k_pages, self.v_pages,
             Rows(*starts, self.table, 0, True, q, q), window, 0.2, tiling or TILINGS[self.dtype],
         )  # fmt: skip
 
