@@ -67,8 +67,8 @@ class DraftSteps:
         """
         position = self.lengths + ahead
         has_page = position < self._inputs.draft_limits
-        self._own.row_slots.copy_(torch.where(has_page, self._inputs.draft_slots, 0))
-        self._own.row_start.copy_(torch.where(has_page, position, 0))
+        torch.mul(self._inputs.draft_slots, has_page, out=self._own.row_slots)
+        torch.mul(position, has_page, out=self._own.row_start)
         self._own.token_ids.copy_(token_ids)
         return self._addresses.fill(kernels)
 

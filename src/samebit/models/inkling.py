@@ -102,7 +102,7 @@ class InklingModel:
         self._mup = config.logits_mup_width_multiplier
         self._layout = state_layout(config, kernels.element)
         self._places = block_places(config.is_window)
-        self._tau = log_scaling(config).to(device)
+        self._scaling = scaling_table(config).to(device)
 
     def state_layout(self) -> StateLayout:
         """What a request keeps: K and V of every layer and three conv streams a layer."""
@@ -118,7 +118,7 @@ class InklingModel:
         next_norms = [*(layer.attn_norm for layer in layers[1:]), self._parts.norm]
         x = self.embedded(index.token_ids)
         normed = layers[0].attn_norm(x)
-        scaling = Scaling(self._tau, index.positions)
+        scaling = Scaling(self._scaling, index.positions)
         taps: dict[int, tuple[Tensor, Tensor]] = {}
         for i, layer in enumerate(layers):
             tau, state = scaling.of(self.config.is_window[i]), block_state(pools, self._places, i)
@@ -176,12 +176,17 @@ def log_scaling(config: InklingConfig) -> Tensor:
     return tau
 
 
-class Scaling:
-    """The factors of a step's scores: the table `tau` at `positions` [T] for full layers, 1 for windows."""
+def scaling_table(config: InklingConfig) -> Tensor:
+    """[2, max_length] fp32: ones, for windows, and the factors of full layers."""
+    tau = log_scaling(config)
+    return torch.stack([torch.ones_like(tau), tau])
 
-    def __init__(self, tau: Tensor, positions: Tensor) -> None:
-        self._full = tau[positions]
-        self._none = torch.ones_like(self._full)
+
+class Scaling:
+    """The factors of a step's scores: those of `scaling_table` at `positions` [T], for full layers and for windows."""
+
+    def __init__(self, table: Tensor, positions: Tensor) -> None:
+        self._none, self._full = table.index_select(1, positions).unbind()
 
     def of(self, is_window: bool) -> Tensor:
         """[T] fp32 for layers of a kind."""

@@ -26,7 +26,7 @@ from samebit.models.inkling import (
     Scaling,
     block_places,
     block_state,
-    log_scaling,
+    scaling_table,
     state_layout,
 )
 from samebit.models.inkling_config import InklingConfig
@@ -67,7 +67,7 @@ class MtpDrafter:
         self._config, self._depths, self._chain_norm = config, depths, chain_norm
         self._target, self._kernels = target, kernels
         self._places = block_places(config.is_window)
-        self._tau = log_scaling(config).to(device)
+        self._scaling = scaling_table(config).to(device)
         self._width = config.hidden_size
 
     def linear_shapes(self) -> set[tuple[int, int]]:
@@ -104,7 +104,7 @@ class MtpDrafter:
     def _run(self, index: StepIndex, hidden: Tensor, first: int, state: PoolPart) -> Tensor:
         """The step's tokens through depths `first` on, of which the first takes `hidden` [T, H]; that depth's own hidden states."""
         embedded = self._target.embedded(index.token_ids)
-        scaling = Scaling(self._tau, index.positions)
+        scaling = Scaling(self._scaling, index.positions)
         found = hidden
         for i in range(first, self.max_drafts):
             depth = self._depths[i]
