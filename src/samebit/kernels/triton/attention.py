@@ -65,6 +65,12 @@ TILINGS = {
 
 
 @triton.jit
+def pages_of(table, keys, are_wanted, PAGE_SIZE: tl.constexpr):
+    """The pages of keys, whose positions are not negative."""
+    return tl.load(table + keys.to(tl.uint32) // PAGE_SIZE, mask=are_wanted, other=0)
+
+
+@triton.jit
 def own_keys(
     own_k, own_v, query, temperature, first, place, is_query, head, window, num_blocks,
     SCALE: tl.constexpr, BLOCK_TOKENS: tl.constexpr, IS_CAUSAL: tl.constexpr, WIDTH: tl.constexpr,
@@ -189,8 +195,7 @@ def attend_kernel(
 
         # The pages of a block are asked for a block ahead, and the first ones before the query is waited for.
         next_key = first_block * BLOCK_N + tl.arange(0, BLOCK_N)
-        is_next = (next_key >= low) & (next_key < high)
-        page = tl.load(table + next_key.to(tl.uint32) // PAGE_SIZE, mask=is_next, other=0)
+        page = pages_of(table, next_key, (next_key >= low) & (next_key < high), PAGE_SIZE)
         query = tl.load(
             q + (token * Q_STRIDE + query_head * WIDTH)[:, None] + column[None, :],
             mask=is_query[:, None] & is_column[None, :],
@@ -222,8 +227,7 @@ def attend_kernel(
                 where = (
                     page.to(tl.int64) * PAGE_STRIDE + head * HEAD_STRIDE + key.to(tl.uint32) % PAGE_SIZE * ROW_STRIDE
                 )
-                next_key = key + BLOCK_N
-                page = tl.load(table + next_key.to(tl.uint32) // PAGE_SIZE, mask=next_key < high, other=0)
+                page = pages_of(table, key + BLOCK_N, key + BLOCK_N < high, PAGE_SIZE)
                 at = where[:, None] + column[None, :]
                 wanted = is_key[:, None] & is_column[None, :]
                 if has_bias:
