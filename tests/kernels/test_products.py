@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samebit.kernels.certify import certify
+from samebit.kernels.composed import in_order
 from tests.kernels.cases import ints, normal
 
 SIZES = [(1, 1), (63, 100), (64, 257), (100, 63), (257, 600), (1, 1000)]
@@ -79,9 +80,14 @@ def test_a_strided_input_gives_the_bits_of_its_dense_copy(kernels):
     assert torch.equal(kernels.linear(x[:, ::2], packed), kernels.linear(x[:, ::2].contiguous(), packed))
 
 
+def test_addends_are_those_of_the_wide_product(kernels):
+    packed, x = kernels.pack_linear(normal(1, 66, 1024), wide=True), normal(2, 5, 1024)
+    assert torch.equal(in_order(kernels.addends(x, packed)), kernels.linear(x, packed))
+
+
 def mixture(kernels, x, logits, live, packed):
     """Each token computed by two experts of five, and by the shared ones."""
-    return kernels.mixture(x, logits, torch.arange(5) / 50, 2, logits.shape[1] - 5, 1.5, ints(live), packed)
+    return kernels.mixture(x, logits[None], torch.arange(5) / 50, 2, logits.shape[1] - 5, 1.5, ints(live), packed)
 
 
 @pytest.mark.parametrize(("hidden", "inner"), [(64, 128), (63, 17), (100, 257)])

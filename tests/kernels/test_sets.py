@@ -115,6 +115,8 @@ def test_shapes_are_known_without_data(kernels):
     x = torch.empty(3, 5, device="meta")
     product = operator(kernels, "linear")(x, torch.empty(0, device="meta"), 7, False, False, 1)
     assert product.shape == (3, 7)
+    addends = operator(kernels, "addends")(x, torch.empty(0, device="meta"), 7, False, 1)
+    assert (addends.shape, addends.dtype) == ((1, 3, 7), torch.float32)
     ids, weights = operator(kernels, "route")(x, torch.empty(4, device="meta"), 2, 1, 1.0, 1)
     assert (ids.shape, ids.dtype, weights.shape) == ((3, 3), torch.int32, (3, 3))
 

@@ -1,6 +1,7 @@
 """Operators made of other operators of a set, or of torch's, for sets that have no kernel of their own for them."""
 
 from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any
 
 import torch
@@ -29,6 +30,10 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
         total = x.float() + y
         return total, rms_norm(total, gain, eps, threads)
 
+    def addends(x: Tensor, weight: Tensor, num_out: int, library: bool, threads: int) -> Tensor:
+        product: Tensor = operators["linear"](x, weight, num_out, True, library, threads)
+        return product[None]
+
     def mixture(
         x: Tensor,
         logits: Tensor,
@@ -42,7 +47,7 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
         intermediate: int,
         threads: int,
     ) -> Tensor:
-        expert_ids, weights = operators["route"](logits, bias, top_k, num_shared, scale, threads)
+        expert_ids, weights = operators["route"](in_order(logits), bias, top_k, num_shared, scale, threads)
         out: Tensor = operators["moe"](x, expert_ids, weights, num_tokens, w13, w2, intermediate, threads)
         return out
 
@@ -81,12 +86,19 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
 
     return {
         **torch_words.IMPLEMENTATIONS,
+        "addends": addends,
         "mixture": mixture,
         "short_conv_norm": short_conv_norm,
         "write_heads": write_heads,
         "add_norm": add_norm,
         "turn_heads": turn_heads,
     }
+
+
+def in_order(addends: Tensor) -> Tensor:
+    """The sum of ``addends`` [S, ...], one after the other."""
+    total: Tensor = reduce(torch.add, addends)
+    return total
 
 
 def turned(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ SCHEMAS: Mapping[str, str] = {
     "acknowledge": "(Tensor entry_rows, Tensor boundaries, Tensor tags, Tensor dest, Tensor row_slots, Tensor row_tags, Tensor[] found, "
     "Tensor[] table, Tensor[] stamps, int[] windows, int page_size) -> (Tensor, Tensor)",
     "linear": "(Tensor x, Tensor weight, int num_out, bool wide, bool library, int threads) -> Tensor",
+    "addends": "(Tensor x, Tensor weight, int num_out, bool library, int threads) -> Tensor",
     "rms_norm": "(Tensor x, Tensor gain, float eps, int threads) -> Tensor",
     "add_norm": "(Tensor x, Tensor y, Tensor gain, float eps, int threads) -> (Tensor, Tensor)",
     "swiglu": "(Tensor z, int threads) -> Tensor",
@@ -89,6 +90,7 @@ def _shapes_only(name: str) -> Callable[..., Any]:
         "draft_words": lambda *_: None,
         "acknowledge": acknowledge,
         "linear": lambda x, weight, num_out, *_: x.new_empty(x.shape[0], num_out),
+        "addends": lambda x, weight, num_out, *_: x.new_empty(1, x.shape[0], num_out, dtype=torch.float32),
         "add_norm": lambda x, *_: (x.new_empty(x.shape, dtype=torch.float32), x.new_empty(x.shape)),
         "swiglu": lambda z, threads: z.new_empty(z.shape[0], z.shape[1] // 2),
         "short_conv_norm": lambda x, *_: (x.new_empty(x.shape), x.new_empty(x.shape)),

@@ -83,7 +83,7 @@ class KernelSet:
         """Lay out a weight [N, K] fp32 or bf16 for ``linear``; bf16 stays two bytes an element where the set can."""
         pack, ops = self._maker(weight)
         packed = pack(weight)
-        return Packed(packed, weight.shape[0], wide, ops.linear, self._library_rows(packed))
+        return Packed(packed, weight.shape[0], wide, ops.linear, ops.addends, self._library_rows(packed))
 
     def step_index(self, fields: list[Tensor], tables: list[Tensor], results: list[Tensor], sizes: IndexSizes) -> None:
         """Positions, ring rows, page slots and tags of a step, from its inputs and the slot tables.
@@ -145,6 +145,10 @@ class KernelSet:
     def linear(self, x: Tensor, w: Packed) -> Tensor:
         """``x`` [T, K] times the transposed weight: [T, N], in fp32 if the weight was packed as ``wide``."""
         return w.product(x, w.data, w.num_out, w.wide, x.shape[0] in w.library_rows, self.num_threads)
+
+    def addends(self, x: Tensor, w: Packed) -> Tensor:
+        """[S, T, N] fp32, whose sum over S, in ascending order, is ``linear`` of a ``wide`` weight: S is 1 where nothing is gained by others."""
+        return w.addends(x, w.data, w.num_out, x.shape[0] in w.library_rows, self.num_threads)
 
     def rms_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
         """``x / sqrt(mean(x^2) + eps) * gain`` over each C columns of [T, n C], with a gain [C] (Zhang and Sennrich, 2019)."""
@@ -316,7 +320,10 @@ class KernelSet:
         num_tokens: Tensor,
         w: PackedExperts,
     ) -> Tensor:
-        """Sum over a token's slots, in order, of weight * expert(x), [T, H], for what ``route`` gives; zeros from ``num_tokens`` [1] int32 on."""
+        """Sum over a token's slots, in order, of weight * expert(x), [T, H], for what ``route`` gives; zeros from ``num_tokens`` [1] int32 on.
+
+        ``logits`` [S, T, E + shared] are ``addends``.
+        """
         return w.product(
             x, logits, bias, top_k, num_shared, scale, num_tokens, w.w13, w.w2, w.intermediate, self.num_threads
         )

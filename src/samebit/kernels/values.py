@@ -212,7 +212,7 @@ class SampleColumns:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The weight [N, K] of a linear map, laid out for ``product``, the operator that multiplies by it; opaque.
+    """The weight [N, K] of a linear map, laid out for ``product`` and ``addends``, the operators that multiply by it; opaque.
 
     ``wide``: the result is fp32 whatever the activations are. ``library_rows``: the numbers of rows for which the vendor's library
     has been found to give the same bits as the set's own product, and may stand in for it.
@@ -222,6 +222,7 @@ class Packed:
     num_out: int
     wide: bool
     product: Callable[..., Tensor]
+    addends: Callable[..., Tensor]
     library_rows: frozenset[int] = frozenset()
 
 

@@ -21,6 +21,10 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         return self._kernels.linear(x, self._packed)
 
+    def addends(self, x: Tensor) -> Tensor:
+        """[S, T, N] fp32: the result, if `wide`, is their sum over S, in order."""
+        return self._kernels.addends(x, self._packed)
+
 
 class Embedding:
     """Rows of a table [V, H] (fp32 or bf16) by token ids [T] int32: [T, H] fp32."""

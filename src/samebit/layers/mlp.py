@@ -48,5 +48,6 @@ class MoeMlp:
 
     def __call__(self, x: Tensor, num_tokens: Tensor) -> Tensor:
         return self._kernels.mixture(
-            x, self._router(x), self._bias, self._top_k, self._num_shared, self._scale, num_tokens, self._experts
-        )
+            x, self._router.addends(x), self._bias, self._top_k, self._num_shared, self._scale, num_tokens,
+            self._experts,
+        )  # fmt: skip

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from samebit.kernels.composed import in_order
 from samebit.kernels.triton import experts
 from samebit.kernels.triton.experts import MOST_AT_ONCE, TILES, mixture, moe
 from samebit.kernels.triton.last import counters
@@ -136,13 +137,24 @@ def test_few_tokens_take_fewer_launches_and_have_the_same_bits(device, activatio
         monkeypatch.setattr(experts, "FEW_PAIRS", pairs)
         monkeypatch.setattr(experts, "MOST_AT_ONCE", rows)
         before = num_launches()
-        found.append(mixture(case.x, logits, bias, 2, 2, 1.5, num_tokens, *operands))
+        found.append(mixture(case.x, logits[None], bias, 2, 2, 1.5, num_tokens, *operands))
         assert num_launches() - before == 5 - (pairs > 0) - (tokens <= rows)
     assert all(torch.equal(other, found[0]) for other in found)
     assert torch.equal(found[0], moe(case.x, ids, weights, num_tokens, *operands))
     assert (found[0][:live] != 0).any(-1).all()
     assert not found[0][live:].any()
     assert not counters(device).any()
+
+
+def test_addends_of_logits_give_the_mixture_of_their_sum(device, activation, monkeypatch):
+    case, bias = Case(device, activation, 4, 100, 33), normal(8, 5).to(device) / 10
+    addends, num_tokens = normal(7, 3, 4, 7).to(device), ints(4).to(device)
+    ids, weights = route(in_order(addends), bias, 2, 2, 1.5, 1)
+    wanted = moe(case.x, ids, weights, num_tokens, case.w13, case.w2, case.inner, 1)
+    for pairs in (0, FEW_PAIRS):
+        monkeypatch.setattr(experts, "FEW_PAIRS", pairs)
+        found = mixture(case.x, addends, bias, 2, 2, 1.5, num_tokens, case.w13, case.w2, case.inner, 1)
+        assert torch.equal(found, wanted)
 
 
 MODELS = {"bench-8b": (2048, 768, 64, 6), "inkling": (4096, 2048, 32, 6), "odd": (200, 100, 7, 2)}

@@ -3,13 +3,28 @@
 import pytest
 import torch
 
+from samebit.kernels.composed import in_order
 from samebit.kernels.triton import linear
-from samebit.kernels.triton.linear import TILES, certified_row_counts, implementations, pack_linear
+from samebit.kernels.triton import set as triton_set
+from samebit.kernels.triton.last import counters
+from samebit.kernels.triton.launch import num_launches
+from samebit.kernels.triton.linear import (
+    BLOCK_K,
+    SEGMENT_STEPS,
+    SEGMENTS_TILES,
+    TILES,
+    certified_row_counts,
+    implementations,
+    num_segments,
+    pack_linear,
+)
 from tests.kernels.cases import normal
 
-SIZES = [(1, 1), (63, 100), (100, 63), (64, 257), (257, 130)]
+SUM_OF_SEGMENTS = (66, 1024)
+SIZES = [(1, 1), (63, 100), (100, 63), (64, 257), (257, 130), SUM_OF_SEGMENTS]
 BF16_ROUNDING = 2**-8  # half a unit in the last place, with room for the sum's own rounding
 EVERY_TILE = [(dtype, tile) for dtype, tiles in TILES.items() for tile in tiles]
+EVERY_SEGMENTS_TILE = [(dtype, tile) for dtype, tiles in SEGMENTS_TILES.items() for tile in tiles]
 
 
 def operands(device, activation, num_rows, num_out, num_in, seed=1):
@@ -39,7 +54,7 @@ def test_a_product_is_the_wide_product_rounded(device, activation):
     assert torch.equal(product(x, weight), product(x, weight, wide=True).to(activation))
 
 
-@pytest.mark.parametrize(("num_out", "num_in"), [(63, 100), (257, 130)])
+@pytest.mark.parametrize(("num_out", "num_in"), [(63, 100), (257, 130), SUM_OF_SEGMENTS])
 def test_a_row_of_a_product_does_not_know_its_company(device, activation, num_out, num_in):
     x, weight = operands(device, activation, 150, num_out, num_in)
     together = product(x, weight, wide=True)
@@ -55,6 +70,88 @@ def test_a_tile_does_not_change_a_product(device, monkeypatch, dtype, tile):
     monkeypatch.setattr(linear, "tile_of", lambda *_: tile)
     assert torch.equal(product(x, weight, wide=True), expected)
     assert torch.equal(product(x[5:6], weight, wide=True), expected[5:6])
+
+
+def addends(x, weight):
+    return implementations(x.dtype)["addends"](x, weight, weight.shape[0], False, 1)
+
+
+def sum_of_segments(x, weight):
+    """The products of the segments of K, each by itself, added up in ascending order."""
+    length = SEGMENT_STEPS * BLOCK_K[x.dtype]
+    parts = zip(x.split(length, 1), weight.split(length, 1), strict=True)
+    products = [product(part.contiguous(), of_weight.contiguous(), wide=True) for part, of_weight in parts]
+    return in_order(torch.stack([torch.zeros_like(products[0]), *products]))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_few_outputs_over_a_long_k_are_the_sum_of_its_segments(device, activation, rows):
+    x, weight = operands(device, activation, rows, *SUM_OF_SEGMENTS)
+    assert num_segments(*SUM_OF_SEGMENTS, activation) == 1024 // (SEGMENT_STEPS * BLOCK_K[activation])
+    wanted = sum_of_segments(x, weight)
+    assert torch.equal(product(x, weight, wide=True), wanted)
+    assert torch.equal(product(x, weight), wanted.to(activation))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_a_sum_of_segments_has_the_same_bits_whoever_adds_it_up(device, activation, rows, monkeypatch):
+    x, weight = operands(device, activation, rows, *SUM_OF_SEGMENTS)
+    monkeypatch.setattr(linear, "MOST_ADDENDS", 1 << 30)
+    by_the_last = product(x, weight, wide=True)
+    assert not counters(device).any()
+    by_the_caller = addends(x, weight)
+    assert by_the_caller.shape[0] == num_segments(*SUM_OF_SEGMENTS, activation)
+    assert torch.equal(in_order(by_the_caller), by_the_last)
+    monkeypatch.setattr(linear, "ENOUGH_PROGRAMS", 0)
+    assert torch.equal(product(x, weight, wide=True), by_the_last)
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_how_many_segments_the_last_loads_at_once_changes_no_bit(device, activation, at_once, monkeypatch):
+    x, weight = operands(device, activation, 5, *SUM_OF_SEGMENTS)
+    expected = product(x, weight, wide=True)
+    tile = linear.tile_of(5, *SUM_OF_SEGMENTS, activation)
+    monkeypatch.setattr(linear, "IN_REGISTERS", at_once * tile.weights * tile.tokens // (32 * tile.num_warps))
+    assert torch.equal(product(x, weight, wide=True), expected)
+
+
+@pytest.mark.parametrize(("dtype", "tile"), EVERY_SEGMENTS_TILE)
+@pytest.mark.parametrize("programs", [0, 100])
+def test_a_tile_does_not_change_a_sum_of_segments(device, monkeypatch, dtype, tile, programs):
+    x, weight = operands(device, dtype, 33, *SUM_OF_SEGMENTS)
+    expected = product(x, weight, wide=True)
+    monkeypatch.setattr(linear, "tile_of", lambda *_: tile)
+    monkeypatch.setattr(linear, "ENOUGH_PROGRAMS", programs)
+    assert torch.equal(product(x, weight, wide=True), expected)
+
+
+@pytest.mark.parametrize(("num_out", "num_in"), [(513, 1024), (66, 960), (66, 1088)])
+def test_other_products_are_one_chain(device, activation, num_out, num_in):
+    assert num_segments(num_out, num_in, torch.bfloat16) == 1
+    x, weight = operands(device, torch.bfloat16, 3, num_out, num_in)
+    assert torch.equal(addends(x, weight)[0], product(x, weight, wide=True))
+
+
+def test_addends_are_one_launch_and_added_up_where_they_are_many(device, activation):
+    segments = num_segments(*SUM_OF_SEGMENTS, activation)
+    most = linear.MOST_ADDENDS // (segments * SUM_OF_SEGMENTS[0])
+    x, weight = operands(device, activation, most + 1, *SUM_OF_SEGMENTS)
+    before = num_launches()
+    found = addends(x, weight), addends(x[:most], weight)
+    assert num_launches() == before + 2
+    assert [len(one) for one in found] == [1, segments]
+    assert all(one.dtype == torch.float32 for one in found)
+    assert torch.equal(in_order(found[1]), found[0][0, :most])
+
+
+def test_no_library_is_tried_for_a_sum_of_segments(monkeypatch):
+    tried = []
+    monkeypatch.setattr(triton_set.launch, "IS_INTERPRETED", False)
+    monkeypatch.setattr(linear, "certified_row_counts", lambda shape, *_: tried.append(shape) or frozenset({64}))
+    library_rows = triton_set.make_library_rows(torch.bfloat16, torch.device("cpu"), 64)
+    assert library_rows(torch.zeros(SUM_OF_SEGMENTS, dtype=torch.bfloat16)) == frozenset()
+    assert library_rows(torch.zeros(66, 100, dtype=torch.bfloat16)) == {64}
+    assert tried == [(66, 100)]
 
 
 def test_inputs_are_rounded_to_the_activation_dtype_first(device, activation):
@@ -173,6 +270,30 @@ def test_every_tile_gives_the_same_bits_at_model_sizes(device, monkeypatch, dtyp
     x, weight = operands(device, dtype, 300, 6144, 4096)
     expected = product(x, weight, wide=True)
     monkeypatch.setattr(linear, "tile_of", lambda *_: tile)
+    assert torch.equal(product(x, weight, wide=True), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("num_out", "num_in"), [(66, 2048), (258, 4096), (512, 1024)])
+def test_every_number_of_rows_is_the_sum_of_its_segments(device, activation, num_out, num_in):
+    x, weight = operands(device, activation, 8192, num_out, num_in)
+    everything = sum_of_segments(x, weight)
+    for rows in ROW_COUNTS:
+        assert torch.equal(product(x[:rows], weight, wide=True), everything[:rows]), rows
+        assert torch.equal(in_order(addends(x[:rows], weight)), everything[:rows]), rows
+    assert not counters(device).any()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("dtype", "tile"), EVERY_SEGMENTS_TILE)
+@pytest.mark.parametrize("programs", [0, 1 << 30])
+def test_every_tile_gives_the_same_sums_of_segments_at_model_sizes(device, monkeypatch, dtype, tile, programs):
+    x, weight = operands(device, dtype, 300, 258, 4096)
+    expected = product(x, weight, wide=True)
+    monkeypatch.setattr(linear, "tile_of", lambda *_: tile)
+    monkeypatch.setattr(linear, "ENOUGH_PROGRAMS", programs)
     assert torch.equal(product(x, weight, wide=True), expected)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from samebit.kernels import torch_set
+from samebit.kernels.composed import in_order
 from samebit.kernels.triton.launch import launch, num_launches
 from samebit.kernels.triton.routing import assign, group, group_kernel, route
 from tests.kernels.cases import ints, normal
@@ -80,7 +81,7 @@ def check_assignment(logits, bias, top_k, shared, live):
     """``assign`` has the groups and the bits of ``route`` and ``group``."""
     num_tokens = ints(live).to(logits.device)
     ids, wanted = route(logits, bias, top_k, shared, 2.5, 1)
-    groups, weights = assign(logits, bias, top_k, shared, 2.5, num_tokens)
+    groups, weights = assign(logits[None], bias, top_k, shared, 2.5, num_tokens)
     assert parts(groups) == parts(group(ids, num_tokens, len(bias) + shared))
     assert torch.equal(weights[:live], wanted[:live])
 
@@ -93,8 +94,21 @@ def test_few_tokens_are_routed_and_grouped_alike_in_one_launch(device, tokens, n
     for live in {tokens, tokens // 2}:
         check_assignment(logits, bias, top_k, shared, live)
     before = num_launches()
-    assign(logits, bias, top_k, shared, 2.5, ints(tokens).to(device))
+    assign(logits[None], bias, top_k, shared, 2.5, ints(tokens).to(device))
     assert num_launches() == before + 1
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 33])
+@pytest.mark.parametrize(("num_experts", "shared", "top_k"), SIZES)
+def test_logits_are_added_up_in_order_by_who_needs_them(device, tokens, num_experts, shared, top_k):
+    addends, bias = normal(1, 5, tokens, num_experts + shared).to(device), normal(2, num_experts).to(device) / 10
+    addends[0] *= 1e4
+    addends[1] -= addends[0]  # any other order gives other bits
+    num_tokens = ints(tokens).to(device)
+    groups, weights = assign(addends, bias, top_k, shared, 2.5, num_tokens)
+    wanted_groups, wanted = assign(in_order(addends)[None], bias, top_k, shared, 2.5, num_tokens)
+    assert parts(groups) == parts(wanted_groups)
+    assert torch.equal(weights, wanted)
 
 
 def test_ties_among_few_tokens_go_to_the_lower_expert(device):
@@ -110,16 +124,16 @@ def test_few_tokens_that_are_not_finite_have_the_experts_that_many_would_have(de
     logits[4, 5] = bad
     num_tokens = ints(6).to(device)
     ids, wanted = route(logits, bias, 4, 2, 1.0, 1)
-    groups, weights = assign(logits, bias, 4, 2, 1.0, num_tokens)
+    groups, weights = assign(logits[None], bias, 4, 2, 1.0, num_tokens)
     assert parts(groups) == parts(group(ids, num_tokens, 12))
     assert torch.equal(weights.nan_to_num(-1), wanted.nan_to_num(-1))
 
 
 def test_experts_of_padding_are_nobodys(device):
     logits, bias = normal(1, 6, 12).to(device), normal(2, 10).to(device)
-    clean, weights = assign(logits[:4], bias, 4, 2, 1.0, ints(4).to(device))
+    clean, weights = assign(logits[None, :4], bias, 4, 2, 1.0, ints(4).to(device))
     logits[4:] = torch.nan
-    groups, padded = assign(logits, bias, 4, 2, 1.0, ints(4).to(device))
+    groups, padded = assign(logits[None], bias, 4, 2, 1.0, ints(4).to(device))
     assert parts(groups) == parts(clean)
     assert torch.equal(padded[:4], weights)
 

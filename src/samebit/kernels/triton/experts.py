@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from samebit.kernels.composed import in_order
 from samebit.kernels.triton.last import MAX_COUNTERS, PAST_L1, counters, is_last
 from samebit.kernels.triton.launch import dot_dtype, launch, num_programs
 from samebit.kernels.triton.linear import BLOCK_K, chain, whole_span
@@ -225,7 +226,7 @@ def mixture(
 ) -> Tensor:
     """``moe`` of the experts and weights that ``route`` gives; few tokens are routed and grouped in one launch."""
     if x.shape[0] * (top_k + num_shared) > FEW_PAIRS:
-        expert_ids, weights = route(logits, bias, top_k, num_shared, scale, threads)
+        expert_ids, weights = route(in_order(logits), bias, top_k, num_shared, scale, threads)
         return moe(x, expert_ids, weights, num_tokens, w13, w2, intermediate, threads)
     groups, weights = assign(logits, bias, top_k, num_shared, scale, num_tokens)
     return apply_experts(x, groups, weights, num_tokens, w13, w2, intermediate)

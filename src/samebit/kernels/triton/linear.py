@@ -1,5 +1,8 @@
 """Products with weights: one chain over K for each output element, whatever the tile.
 
+Where outputs are few and K is long, a chain of its own for each segment of K, and their sum: segments of one tile may then have programs of
+their own. Whether it is so is a matter of N, K and the activation dtype; who adds up is not: sums have the same order everywhere.
+
 A tile has weight rows on its M side and tokens on its N side, so few tokens waste no tensor core rows. BLOCK_K depends on the
 activation dtype alone; tiles are a plain function of static sizes. The tensor cores' instructions that the tiles come down to
 accumulate the same way (seen on an H200); tests on a device compare them. Where a library's product has the same bits, which
@@ -9,6 +12,7 @@ is found out on the device at hand, it may be used instead. Knows nothing of lay
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from samebit.kernels.triton.last import PAST_L1, counters, is_last
 from samebit.kernels.triton.launch import dot_dtype, launch
 
 BLOCK_K = {torch.bfloat16: 64, torch.float32: 32}
@@ -24,6 +29,14 @@ ENOUGH_PROGRAMS = 100
 """Programs that keep most multiprocessors of a large device busy."""
 GROUP = 8
 """Weight tiles that programs next to each other walk for all tokens, so that both operands are found in L2."""
+SEGMENT_STEPS = 4
+"""Steps along K of a segment. More than one: a compiler would let a single product go on from the sum of those before it."""
+FEW_OUT, LONG_IN = 512, 1024
+"""Products of at most so many outputs, and over at least so long a K, are sums of segments."""
+MOST_ADDENDS = 8192
+"""So many sums of segments, and fewer, are left for who needs them to add up."""
+IN_REGISTERS = 128
+"""Sums of segments that a thread loads before it adds the first of them up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +73,37 @@ TILES = {
 }
 """By activation dtype, the largest first, and for equally many the one that loads less ahead; found by benchmarks/tiles.py."""
 
+SEGMENTS_TILES = {
+    torch.bfloat16: (Tile(64, 128, 4, 8, 2), Tile(64, 64, 4, 4, 3), Tile(64, 32, 4, 4, 3), Tile(64, 16, 4, 4, 3)),
+    torch.float32: (Tile(64, 64, 4, 8, 2), Tile(16, 32, 4, 4, 3), Tile(16, 16, 4, 4, 3)),
+}
+"""Those of sums of segments; a program that walks all segments loads a whole one at once."""
+
 
 def tile_of(num_rows: int, num_out: int, num_in: int, dtype: torch.dtype) -> Tile:
     """The largest tile that makes enough programs, among those as wide as the tokens; at 64 tokens and more, narrower ones too."""
     widest = min(256, max(16, triton.next_power_of_2(num_rows)))
-    fitting = [tile for tile in TILES[dtype] if min(64, widest) <= tile.tokens <= widest]
+    segments = num_segments(num_out, num_in, dtype)
+    tiles = (SEGMENTS_TILES if segments > 1 else TILES)[dtype]
+    fitting = [tile for tile in tiles if min(64, widest) <= tile.tokens <= widest]
     chosen = fitting[-1]
     for tile in fitting:
-        if triton.cdiv(num_out, tile.weights) * triton.cdiv(num_rows, tile.tokens) >= ENOUGH_PROGRAMS:
+        if num_tiles(tile, num_rows, num_out) * segments >= ENOUGH_PROGRAMS:
             chosen = tile
             break
     return chosen
+
+
+def num_tiles(tile: Tile, num_rows: int, num_out: int) -> int:
+    """Tiles of a result."""
+    tiles: int = triton.cdiv(num_out, tile.weights) * triton.cdiv(num_rows, tile.tokens)
+    return tiles
+
+
+def num_segments(num_out: int, num_in: int, dtype: torch.dtype) -> int:
+    """The chains over K that an output element is the sum of, in their order."""
+    length = SEGMENT_STEPS * BLOCK_K[dtype]
+    return num_in // length if num_out <= FEW_OUT and num_in >= LONG_IN and num_in % length == 0 else 1
 
 
 def whole_span(span: int, num_in: int, dtype: torch.dtype) -> int:
@@ -142,6 +175,65 @@ def linear_kernel(
     tl.store(at, tl.trans(total).to(out.dtype.element_ty), mask=(t < num_rows)[:, None] & (n < num_out)[None, :])
 
 
+@triton.jit(do_not_specialize=["num_rows"])
+def segments_kernel(
+    x,
+    weight,
+    addends,
+    out,
+    counter,
+    num_rows,
+    num_out,
+    num_in,
+    x_stride,
+    SEGMENTS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STEPS: tl.constexpr,
+    IS_CUT: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """A tile of out [T, N], the sum of SEGMENTS products of STEPS steps along K.
+
+    With IS_CUT each has a program of its own, and a place in ``addends`` [SEGMENTS, T, N] fp32; the last program of a tile adds them
+    up, AT_ONCE of which it loads before the first is needed, if AT_ONCE is not 0.
+    """
+    tile, tiles_n = tl.program_id(0), tl.cdiv(num_out, BLOCK_N)
+    n = (tile % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
+    t = (tile // tiles_n) * BLOCK_T + tl.arange(0, BLOCK_T)
+    # A weight row that is not there is another one: its sums are not stored.
+    weights = weight + tl.minimum(n, num_out - 1).to(tl.int64)[:, None] * num_in
+    inputs = x + t.to(tl.int64)[:, None] * x_stride
+    is_row = (t < num_rows)[:, None]
+    at = t.to(tl.int64)[:, None] * num_out + n[None, :]
+    is_there = is_row & (n < num_out)[None, :]
+    LENGTH: tl.constexpr = STEPS * BLOCK_K
+    if IS_CUT:
+        segment = tl.program_id(1)
+        weights += segment * LENGTH
+        inputs += segment * LENGTH
+        part = chain(weights, inputs, is_row, LENGTH, BLOCK_N, BLOCK_T, BLOCK_K, 1, True, DOT)
+        size = num_rows.to(tl.int64) * num_out
+        tl.store(addends + segment * size + at, tl.trans(part), mask=is_there)
+        if AT_ONCE and is_last(counter + tile, SEGMENTS):
+            sums = tl.zeros((BLOCK_T, BLOCK_N), dtype=tl.float32)
+            for first in tl.range(0, SEGMENTS, AT_ONCE, num_stages=1):
+                for i in tl.static_range(AT_ONCE):
+                    place = addends + (first + i) * size + at
+                    wanted = is_there & (first + i < SEGMENTS)
+                    sums += tl.load(place, mask=wanted, other=0.0, cache_modifier=PAST_L1)
+            tl.store(out + at, sums.to(out.dtype.element_ty), mask=is_there)
+    else:
+        total = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
+        for first in range(0, num_in, LENGTH):
+            total += chain(
+                weights + first, inputs + first, is_row, LENGTH, BLOCK_N, BLOCK_T, BLOCK_K, STEPS, True, DOT
+            )  # fmt: skip
+        tl.store(out + at, tl.trans(total).to(out.dtype.element_ty), mask=is_there)
+
+
 def pack_linear(weight: Tensor, activation: torch.dtype) -> Tensor:
     """A weight [..., N, K] as products take it: bf16 where it is, or activations are; else fp32."""
     dtype = torch.bfloat16 if torch.bfloat16 in (activation, weight.dtype) else torch.float32
@@ -155,9 +247,15 @@ def linear(activation: torch.dtype, x: Tensor, weight: Tensor, num_out: int, wid
     assert x.stride(1) == 1, x.stride()
     out = torch.empty((num_rows, num_out), dtype=dtype, device=x.device)
     tile = tile_of(num_rows, num_out, num_in, activation)
+    segments = num_segments(num_out, num_in, activation)
+    if segments > 1:
+        is_cut = num_tiles(tile, num_rows, num_out) < ENOUGH_PROGRAMS
+        found = torch.empty((segments, num_rows, num_out) if is_cut else 0, dtype=torch.float32, device=x.device)
+        launch_segments(x, weight, found, out, tile, is_cut=is_cut)
+        return out
     launch(
         linear_kernel,
-        (triton.cdiv(num_out, tile.weights) * triton.cdiv(num_rows, tile.tokens),),
+        (num_tiles(tile, num_rows, num_out),),
         x, weight, out, num_rows, num_out, num_in, x.stride(0),
         BLOCK_N=tile.weights,
         BLOCK_T=tile.tokens,
@@ -170,6 +268,42 @@ def linear(activation: torch.dtype, x: Tensor, weight: Tensor, num_out: int, wid
         num_stages=tile.num_stages,
     )  # fmt: skip
     return out
+
+
+def launch_segments(x: Tensor, weight: Tensor, found: Tensor, out: Tensor | None, tile: Tile, *, is_cut: bool) -> None:
+    """Launch ``segments_kernel`` for the segments ``found`` [S, T, N] if ``is_cut``, and for ``out`` [T, N] if there is one."""
+    (num_rows, num_in), num_out = x.shape, weight.shape[0]
+    segments = num_segments(num_out, num_in, x.dtype)
+    at_once = min(segments, max(1, IN_REGISTERS * 32 * tile.num_warps // (tile.weights * tile.tokens)))
+    launch(
+        segments_kernel,
+        (num_tiles(tile, num_rows, num_out), segments if is_cut else 1),
+        x, weight, found, found if out is None else out, counters(x.device), num_rows, num_out, num_in, x.stride(0),
+        SEGMENTS=segments,
+        BLOCK_N=tile.weights,
+        BLOCK_T=tile.tokens,
+        BLOCK_K=BLOCK_K[x.dtype],
+        STEPS=SEGMENT_STEPS,
+        IS_CUT=is_cut,
+        AT_ONCE=0 if out is None else at_once,
+        DOT=dot_dtype(x.dtype),
+        num_warps=tile.num_warps,
+        # A program of one segment has all of it under way.
+        num_stages=SEGMENT_STEPS + 1 if is_cut else tile.num_stages,
+    )  # fmt: skip
+
+
+def addends(activation: torch.dtype, x: Tensor, weight: Tensor, num_out: int, library: bool, threads: int) -> Tensor:
+    """[S, T, N] fp32 whose sum, in ascending order, has the bits of the wide product: its segments for few rows, else itself."""
+    segments = num_segments(num_out, x.shape[1], activation)
+    if segments == 1 or segments * x.shape[0] * num_out > MOST_ADDENDS:
+        compute = linear_library if library else linear
+        return compute(activation, x, weight, num_out, True, threads)[None]
+    x = x.to(activation)
+    assert x.stride(1) == 1, x.stride()
+    found = torch.empty((segments, x.shape[0], num_out), dtype=torch.float32, device=x.device)
+    launch_segments(x, weight, found, None, tile_of(x.shape[0], num_out, x.shape[1], activation), is_cut=True)
+    return found
 
 
 def linear_library(
@@ -192,13 +326,13 @@ def linear_library(
 
 
 def implementations(activation: torch.dtype) -> dict[str, Callable[..., Any]]:
-    """``linear`` for activations of this dtype, with the arguments of the operator: ``library`` says who computes it."""
+    """``linear`` and ``addends`` for activations of this dtype, with the operators' arguments: ``library`` says who computes it."""
 
     def product(x: Tensor, weight: Tensor, num_out: int, wide: bool, library: bool, threads: int) -> Tensor:
         compute = linear_library if library else linear
         return compute(activation, x, weight, num_out, wide, threads)
 
-    return {"linear": product}
+    return {"linear": product, "addends": partial(addends, activation)}
 
 
 def certified_row_counts(

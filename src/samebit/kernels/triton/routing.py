@@ -158,13 +158,24 @@ def group(expert_ids: Tensor, num_tokens: Tensor, num_experts: int) -> Groups:
 
 
 @triton.jit
+def load_sums(addends, at, mask, part_stride, PARTS: tl.constexpr):
+    """The sums of PARTS addends, in their order, that lie ``part_stride`` apart; zeros where nothing is."""
+    total = 0.0
+    for part in tl.static_range(PARTS):
+        total += tl.load(addends + part * part_stride + at, mask=mask, other=0.0)
+    return total
+
+
+@triton.jit
 def weigh(
     logits,
     bias,
     weights,
     row,
     stride,
+    part_stride,
     scale,
+    PARTS: tl.constexpr,
     EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,
     SHARED: tl.constexpr,
@@ -174,8 +185,8 @@ def weigh(
     """Weights of one token, as ``route_kernel`` finds them."""
     expert, slot = tl.arange(0, WIDTH), tl.arange(0, SLOTS)
     is_shared = (slot >= TOP_K) & (slot < TOP_K + SHARED)
-    shared = tl.load(logits + row * stride + EXPERTS + slot - TOP_K, mask=is_shared, other=0.0)
-    logit = tl.load(logits + row * stride + expert, mask=expert < EXPERTS, other=0.0)
+    shared = load_sums(logits, row * stride + EXPERTS + slot - TOP_K, is_shared, part_stride, PARTS)
+    logit = load_sums(logits, row * stride + expert, expert < EXPERTS, part_stride, PARTS)
     score = scores_of(logit, tl.load(bias + expert, mask=expert < EXPERTS, other=float("-inf")))
     rank = rank_of(score[:, None], expert[:, None], score[None, :], expert[None, :])
     raw = tl.sum(tl.where(rank[:, None] == slot[None, :], logit[:, None], 0.0), 0)
@@ -193,7 +204,9 @@ def assign_kernel(
     bounds,
     num_rows,
     stride,
+    part_stride,
     scale,
+    PARTS: tl.constexpr,
     EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,
     SHARED: tl.constexpr,
@@ -203,7 +216,10 @@ def assign_kernel(
 ):
     """The weights of token ``program_id``; behind the tokens, an expert's pairs, to its own ``num_rows`` places."""
     if tl.program_id(0) < num_rows:
-        weigh(logits, bias, weights, tl.program_id(0), stride, scale, EXPERTS, TOP_K, SHARED, WIDTH, SLOTS)
+        row = tl.program_id(0)
+        weigh(
+            logits, bias, weights, row, stride, part_stride, scale, PARTS, EXPERTS, TOP_K, SHARED, WIDTH, SLOTS
+        )  # fmt: skip
     else:
         own = tl.program_id(0) - num_rows
         live = tl.load(num_tokens)
@@ -214,7 +230,7 @@ def assign_kernel(
         for first in range(0, num_rows, BLOCK):
             token = first + tl.arange(0, BLOCK)
             is_there = (expert < EXPERTS) & (token < num_rows)[None, :]
-            score = scores_of(tl.load(logits + token[None, :] * stride + expert, mask=is_there, other=0.0), biases)
+            score = scores_of(load_sums(logits, token[None, :] * stride + expert, is_there, part_stride, PARTS), biases)
             own_score = tl.max(tl.where(expert == own, score, float("-inf")), 0)
             rank = rank_of(score, expert, own_score[None, :], own)
             is_own = ((token < live) & ((rank < TOP_K) | (own >= EXPERTS))).to(tl.int32)
@@ -228,8 +244,11 @@ def assign_kernel(
 def assign(
     logits: Tensor, bias: Tensor, top_k: int, num_shared: int, scale: float, num_tokens: Tensor
 ) -> tuple[Groups, Tensor]:
-    """``route`` and ``group`` of its ids in one launch: the groups, each at its own T places, and the weights [T, slots]."""
-    num_rows, num_slots, num_experts = logits.shape[0], top_k + num_shared, bias.shape[0] + num_shared
+    """``route`` and ``group`` of its ids in one launch: the groups, each at its own T places, and the weights [T, slots].
+
+    ``logits`` [S, T, E + shared] are added up over S, in order, by all who need them.
+    """
+    (parts, num_rows, _), num_slots, num_experts = logits.shape, top_k + num_shared, bias.shape[0] + num_shared
     weights = torch.empty((num_rows, num_slots), dtype=torch.float32, device=logits.device)
     pairs = torch.empty(num_experts * num_rows, dtype=torch.int32, device=logits.device)
     bounds = torch.empty((num_experts, 2), dtype=torch.int32, device=logits.device)
@@ -237,7 +256,8 @@ def assign(
     launch(
         assign_kernel,
         (num_rows + num_experts if num_rows else 0,),
-        logits, bias, num_tokens, weights, pairs, bounds, num_rows, logits.stride(0), scale,
+        logits, bias, num_tokens, weights, pairs, bounds, num_rows, logits.stride(1), logits.stride(0), scale,
+        PARTS=parts,
         EXPERTS=bias.shape[0],
         TOP_K=top_k,
         SHARED=num_shared,

@@ -89,6 +89,9 @@ def make_library_rows(
         # fp32 products of a library follow a switch of torch that anybody may turn.
         if launch.IS_INTERPRETED or not weight.dtype is activation is torch.bfloat16:
             return frozenset()
+        # No library adds up segments as we do.
+        if linear.num_segments(weight.shape[0], weight.shape[1], activation) > 1:
+            return frozenset()
         if weight.shape not in found:
             wanted = [count for count in counts if count * weight.shape[0] <= _MOST_RESULTS]
             found[weight.shape] = linear.certified_row_counts(
