@@ -110,7 +110,8 @@ class LinearCase(Case):
     def variant(self, setting: linear.Tile) -> Hashable:
         product = self.product
         span = linear.whole_span(setting.span, product.num_in, DTYPE)
-        return "linear", product.wide, product.num_out % 16, product.num_in % 64, replace(setting, span=span)
+        segments = linear.num_segments(product.num_out, product.num_in, DTYPE)
+        return "linear", product.wide, product.num_out % 16, product.num_in % 64, segments, replace(setting, span=span)
 
     def label(self, setting: linear.Tile) -> str:
         return f"{setting.weights}x{setting.tokens}x{setting.span}/w{setting.num_warps}s{setting.num_stages}"
@@ -162,7 +163,7 @@ class ExpertsCase(Case):
         return self.rows * (self.config.num_experts_per_tok + self.config.n_shared_experts)
 
     def chosen(self) -> experts.Tiles:
-        return experts.tiles_of(self.num_pairs, self.num_experts, DTYPE)
+        return experts.tiles_of(self.num_pairs, self.num_experts, self.config.moe_intermediate_size, DTYPE)
 
     def settings(self) -> list[experts.Tiles]:
         return [experts.Tiles(tile, tile) for tile in expert_tiles(self.num_pairs / self.num_experts)]

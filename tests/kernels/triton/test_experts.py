@@ -1,11 +1,13 @@
 """Experts on a device: that a token's bits depend on neither its company nor the tile."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from samebit.kernels.composed import in_order
 from samebit.kernels.triton import experts
-from samebit.kernels.triton.experts import MOST_AT_ONCE, TILES, mixture, moe
+from samebit.kernels.triton.experts import DEEP, MOST_AT_ONCE, TILES, mixture, moe, tiles_of
 from samebit.kernels.triton.last import counters
 from samebit.kernels.triton.launch import num_launches
 from samebit.kernels.triton.linear import pack_linear
@@ -14,6 +16,7 @@ from tests.kernels.cases import ints, normal
 
 BF16_ERROR = 2e-2  # of a row's largest value: two roundings of inputs of a sum, and one of the result
 EVERY_TILE = [(dtype, tiles) for dtype, table in TILES.items() for _, tiles in table]
+EVERY_TILE += [(dtype, replace(TILES[dtype][-1][1], gate_up=tile)) for dtype, tile in DEEP.items()]
 
 
 def routing(tokens, num_experts, shared, top_k, seed):
@@ -68,6 +71,13 @@ def test_a_tile_does_not_change_experts(device, monkeypatch, dtype, tile):
     monkeypatch.setattr(experts, "tiles_of", lambda *_: tile)
     assert torch.equal(case(), expected)
     assert torch.equal(case(slice(MOST_AT_ONCE)), expected[:MOST_AT_ONCE])
+
+
+def test_tiles_are_deep_where_each_has_a_multiprocessor_of_its_own():
+    deep, usual = DEEP[torch.bfloat16], TILES[torch.bfloat16][-1][1]
+    assert tiles_of(8, 66, 768, torch.bfloat16) == replace(usual, gate_up=deep)
+    assert tiles_of(16, 66, 768, torch.bfloat16) == tiles_of(8, 66, 1024, torch.bfloat16) == usual
+    assert tiles_of(8, 66, 64, torch.float32) == TILES[torch.float32][-1][1]
 
 
 @pytest.mark.parametrize("programs", [1, 5])

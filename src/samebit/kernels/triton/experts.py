@@ -4,7 +4,7 @@ A fixed number of programs walk the tiles that the counts on the device ask for.
 token's slots are added in their order. Knows nothing of layers, nor how experts are chosen.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from samebit.kernels.composed import in_order
 from samebit.kernels.triton.last import MAX_COUNTERS, PAST_L1, counters, is_last
 from samebit.kernels.triton.launch import dot_dtype, launch, num_programs
-from samebit.kernels.triton.linear import BLOCK_K, chain, whole_span
+from samebit.kernels.triton.linear import BLOCK_K, ENOUGH_PROGRAMS, chain, whole_span
 from samebit.kernels.triton.routing import FEW_PAIRS, Groups, assign, group, route
 
 COMBINE_BLOCK = 1024
@@ -58,10 +58,24 @@ TILES = {
 }
 """By activation dtype and the mean number of pairs of an expert from which on they are used; found by benchmarks/tiles.py."""
 
+DEEP = {torch.bfloat16: Tile(16, 64, 2, 4, 4, 2)}
+"""The first product's where there are so few tiles that each has a multiprocessor of its own, and all of its shared memory."""
 
-def tiles_of(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tiles:
+
+def tiles_of(num_pairs: int, num_experts: int, intermediate: int, dtype: torch.dtype) -> Tiles:
     """The tiles for so many pairs; their shapes change no bits."""
-    return next(tiles for least, tiles in TILES[dtype] if num_pairs >= least * num_experts)
+    tiles = next(tiles for least, tiles in TILES[dtype] if num_pairs >= least * num_experts)
+    deep = DEEP.get(dtype)
+    if deep and most_tiles(deep, num_pairs, num_experts, intermediate) <= ENOUGH_PROGRAMS:
+        return replace(tiles, gate_up=deep)
+    return tiles
+
+
+def most_tiles(tile: Tile, num_pairs: int, num_experts: int, num_out: int) -> int:
+    """Tiles of a product, however pairs are spread: every expert that has pairs fills all of its tiles but one."""
+    of_pairs: int = min(num_pairs, triton.cdiv(num_pairs, tile.tokens) + num_experts)
+    of_outputs: int = triton.cdiv(num_out, tile.rows)
+    return of_pairs * of_outputs
 
 
 @triton.jit
@@ -258,7 +272,7 @@ def apply_experts(
     assert x.stride(1) == 1, x.stride()
     assert weights.is_contiguous(), weights.stride()
     num_pairs = num_rows * num_slots
-    tiles = tiles_of(num_pairs, num_experts, x.dtype)
+    tiles = tiles_of(num_pairs, num_experts, intermediate, x.dtype)
     pairs, bounds = groups.pairs, groups.bounds
     hidden, slots, out = (
         torch.empty(shape, dtype=dtype, device=x.device)
@@ -272,9 +286,7 @@ def apply_experts(
     dot = {"BLOCK_K": BLOCK_K[x.dtype], "DOT": dot_dtype(x.dtype)}
 
     def programs(tile: Tile, num_out: int) -> tuple[int]:
-        # Every expert that has pairs fills all its tiles but one.
-        most_tiles = min(num_pairs, triton.cdiv(num_pairs, tile.tokens) + num_experts)
-        return (min(num_programs(x.device, tile.programs), most_tiles * triton.cdiv(num_out, tile.rows)),)
+        return (min(num_programs(x.device, tile.programs), most_tiles(tile, num_pairs, num_experts, num_out)),)
 
     def compiled(tile: Tile, num_in: int) -> dict[str, Any]:
         return {
