@@ -18,12 +18,11 @@ from samebit.core.plan import (
     PlanRow,
     PlanSample,
     RetiredIds,
-    SampleOutput,
     StepOutput,
     owner_tag,
     position_tag,
 )
-from samebit.core.request import Request
+from samebit.core.request import Request, TokenLogprobs
 from samebit.state.layout import SINK_ROW, ZERO_ROW, ConvStream, KvLayer, PageGroup, StateGeometry, StateLayout
 
 VOCAB = 61
@@ -191,7 +190,8 @@ class FakeRunner:
         written = [self._is_written(entry) for entry in plan.entries]
         drafts = [self._draft(plan.rows[draft.row]) for draft in plan.drafts]
         nobody_knows = [[1.0] * len(guesses) for guesses in drafts]
-        return StepOutput(plan.step, samples, accepted, intact, pages, written, drafts, nobody_knows)
+        finite = [plan.rows[sample.row].request_id not in self.not_finite for sample in plan.samples]
+        return StepOutput(plan.step, samples, finite, accepted, intact, pages, written, drafts, nobody_knows)
 
     def damage_snapshot(self, snapshot: int, stream: int, row: int) -> None:
         """Lose one conv row of a checkpoint."""
@@ -327,7 +327,7 @@ class FakeRunner:
         self.drafts[row.slot] = guesses
         return guesses
 
-    def _accept(self, number: int, row: _Row, plan: BatchPlan, samples: list[SampleOutput]) -> int:
+    def _accept(self, number: int, row: _Row, plan: BatchPlan, samples: list[TokenLogprobs]) -> int:
         """Drafts that are what was drawn in their places; the slot's length and last token follow."""
         drawn = [s.token_id for p, s in zip(plan.samples, samples, strict=True) if p.row == number and p.target < 0]
         guesses = row.token_ids[len(row.token_ids) - row.plan.num_drafts :]
@@ -339,14 +339,13 @@ class FakeRunner:
             self.next_token[row.plan.slot] = drawn[accepted]
         return accepted
 
-    def _sample(self, sample: PlanSample, row: _Row, values: list[int]) -> SampleOutput:
+    def _sample(self, sample: PlanSample, row: _Row, values: list[int]) -> TokenLogprobs:
         value, token = values[sample.offset], sample.target
         if token < 0:
             settings = (sample.temperature, sample.top_k, sample.top_p, sample.min_p, sample.seed, sample.sample_index)
             token = draw(value, settings, sample.edits.token_ids)
         top = list(range(sample.num_top))
-        is_finite = row.plan.request_id not in self.not_finite
-        return SampleOutput(token, score(value, token), 1, is_finite, top, [0.0] * len(top))
+        return TokenLogprobs(token, score(value, token), 1, top, [0.0] * len(top))
 
     def _pages_intact(self, slot: int, boundary: int) -> bool:
         size = self.geometry.page_size

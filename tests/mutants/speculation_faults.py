@@ -175,7 +175,7 @@ SPECULATION_MUTANTS = [
         "draws behind a rejected guess are reported",
         "All draws of a row become part of the answer.",
         (),
-        (edit(COMMIT, "+ len(row.targets) - rejected]", "+ len(row.targets)]"),),
+        (edit(COMMIT, "+ len(row.targets) - rejected)", "+ len(row.targets))"),),
         "guesses",
         "token_ids",
     ),

@@ -275,12 +275,10 @@ def test_logits_that_are_not_finite_behind_a_rejected_guess_harm_nobody():
     execute = world.runner.execute
 
     def broken(plan):
-        output, samples = execute(plan), []
-        for planned, sample in zip(plan.samples, output.samples, strict=True):
-            row = plan.rows[planned.row]
-            is_behind = planned.offset >= row.num_tokens - row.num_drafts
-            samples.append(msgspec.structs.replace(sample, is_finite=not is_behind))
-        return msgspec.structs.replace(output, samples=samples)
+        rows = [plan.rows[sample.row] for sample in plan.samples]
+        pairs = zip(plan.samples, rows, strict=True)
+        finite = [sample.offset < row.num_tokens - row.num_drafts for sample, row in pairs]
+        return msgspec.structs.replace(execute(plan), finite=finite)
 
     world.runner.execute = broken
     world.run()

@@ -12,6 +12,8 @@ from typing import NewType, Protocol
 
 import msgspec
 
+from samebit.core.request import TokenLogprobs
+
 SlotId = NewType("SlotId", int)
 PageId = NewType("PageId", int)
 SnapshotId = NewType("SnapshotId", int)
@@ -170,20 +172,10 @@ class BatchPlan(msgspec.Struct, frozen=True, array_like=True):
         return sum([row.num_tokens for row in self.rows])
 
 
-class SampleOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The drawn (or scored) token of one logits row. `is_finite` is false when any logit was NaN or infinite."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    is_finite: bool
-    top_ids: list[int]
-    top_logprobs: list[float]
-
-
 class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     """What the device answers: samples in plan order, and what was found intact.
 
+    `samples[i]`: the drawn (or scored) token of the i-th logits row; `finite[i]` is false when any logit of it was NaN or infinite.
     `accepted[b]`: how many of row b's drafts, from the first on, are what the target drew there. `rows_intact[b]`: the
     conv rows that row b read carried the expected tags in every stream. `pages_intact[e]`: every page below entry e's
     boundary carries the expected stamp in every layer. `rows_written[e]`: entry e's conv rows carry its tag in every
@@ -192,7 +184,8 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     """
 
     step: int
-    samples: list[SampleOutput]
+    samples: list[TokenLogprobs]
+    finite: list[bool]
     accepted: list[int]
     rows_intact: list[bool]
     pages_intact: list[bool]

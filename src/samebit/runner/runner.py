@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samebit.core.plan import BatchPlan, SampleOutput, StepOutput
+from samebit.core.plan import BatchPlan, StepOutput
+from samebit.core.request import TokenLogprobs
 from samebit.inputs import Bucket
 from samebit.kernels.sets import KernelSet
 from samebit.models.base import CausalLM
@@ -24,7 +25,7 @@ from samebit.runner.step import Speculation, StepBuffers, run_step
 from samebit.state.pools import StatePools
 
 _MAX_PROGRAMS = 64
-_SAMPLE_COLUMNS = ("tokens", "logprobs", "ranks", "finite", "top_ids", "top_logprobs")
+_SAMPLE_COLUMNS = ("tokens", "logprobs", "ranks", "top_ids", "top_logprobs")
 _INERT = BatchPlan(step=0, rows=[], samples=[], entries=[], page_deltas=[])
 
 Graph = Literal["eager", "trace", "cuda"]
@@ -184,13 +185,12 @@ def _read_back(plan: BatchPlan, result: dict[str, np.ndarray]) -> StepOutput:
     return StepOutput(
         plan.step,
         [
-            SampleOutput(
-                token, logprob, rank, finite, ids[:top] if top else nothing, logprobs[:top] if top else nothing
-            )
-            for top, token, logprob, rank, finite, ids, logprobs in zip(
+            TokenLogprobs(token, logprob, rank, ids[:top] if top else nothing, logprobs[:top] if top else nothing)
+            for top, token, logprob, rank, ids, logprobs in zip(
                 [sample.num_top for sample in plan.samples], *columns, strict=True
             )
         ],
+        result["finite"][:samples].tolist(),
         result["accepted"][:rows].tolist(),
         result["rows_intact"][:rows].tolist(),
         result["pages_intact"][:entries].tolist(),

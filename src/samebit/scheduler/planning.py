@@ -81,7 +81,9 @@ def write_plan(
     schedule, interval = config.schedule, config.checkpoint_interval
     if schedule.shuffle_rows:
         planned.sort(key=lambda row: owner_tag(step ^ (schedule.seed << 32), row.state.owner))
-    rows, samples, entries, deltas = [], list[PlanSample](), list[CheckpointEntry](), []
+    rows, deltas = [], []
+    samples: list[PlanSample] = []
+    entries: list[CheckpointEntry] = []
     drafts: list[PlanDraft] = []
     for number, row in enumerate(planned):
         rows.append(_plan_row(row))
@@ -101,8 +103,9 @@ def write_plan(
                     row.pending.append((len(entries), pending))
                     entries.append(pending.entry)
         row.first_sample = len(samples)
-        samples += _plan_samples(row, number)
-        row.targets = [sample.target for sample in samples[row.first_sample :]]
+        wanted = _plan_samples(row, number)
+        row.targets = [sample.target for sample in wanted]
+        samples += wanted
         if wants_drafts:
             row.draft_index = len(drafts)
             # The last page may end behind the last position that there is.
@@ -365,21 +368,23 @@ def _plan_samples(row: PlannedRow, number: int) -> list[PlanSample]:
         # Whoever is planned ahead has no edits that depend on what a token is, only on how many there are.
         unknown = [DRAW] * row.num_ahead
         for ahead in range(len(row.drafts) + 1):
-            edits = sequence.logit_edits([*unknown, *row.drafts[:ahead]])
+            edits = sequence.logit_edits(unknown + row.drafts[:ahead])
             wanted.append((end - 1 - start + ahead, DRAW, params.logprobs or 0, edits))
-    return [
-        PlanSample(
+    top_k, request = max(params.top_k, 0), sequence.request
+    found: list[PlanSample] = []
+    for offset, target, num_top, edits in wanted:
+        settings = PlanSample(
             number,
             offset,
             target,
             params.temperature,
-            max(params.top_k, 0),
+            top_k,
             params.top_p,
             params.min_p,
-            sequence.request.seed,
-            sequence.request.sample_index,
+            request.seed,
+            request.sample_index,
             num_top,
             edits,
         )
-        for offset, target, num_top, edits in wanted
-    ]
+        found.append(settings)
+    return found

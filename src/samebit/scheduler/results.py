@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samebit.core.plan import DRAW, SampleOutput
+from samebit.core.plan import DRAW
 from samebit.core.request import SpeculationCounts, TokenLogprobs
 from samebit.scheduler.counters import Counters
 from samebit.scheduler.planning import PlannedRow
@@ -12,14 +12,13 @@ _NO_GUESSES = SpeculationCounts()
 
 
 def take_samples(
-    sequence: Sequence, row: PlannedRow, samples: list[SampleOutput], num_accepted: int, counters: Counters
+    sequence: Sequence, row: PlannedRow, samples: list[TokenLogprobs], num_accepted: int, counters: Counters
 ) -> Progress | None:
     """Fold a row's results into its sequence one by one, up to where it stops."""
     scored: list[TokenLogprobs] = []
     drawn: list[TokenLogprobs] = []
     reason, stop_id = None, None
-    for target, sample in zip(row.targets, samples, strict=False):
-        item = TokenLogprobs(sample.token_id, sample.logprob, sample.rank, sample.top_ids, sample.top_logprobs)
+    for target, item in zip(row.targets, samples, strict=False):
         if target != DRAW:
             scored.append(item)
             continue

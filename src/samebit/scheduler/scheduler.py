@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import takewhile
 
 import msgspec
 
@@ -176,16 +175,17 @@ class Scheduler:
 
     def _plan_rows(self) -> list[PlannedRow]:
         """The rows of the next step: running sequences in order, then as many that wait as find room, then those that end."""
-        planned, num_tokens = list[PlannedRow](), 0
-        running = list(self._running)
-        guesses = worthy_guesses(
-            self._running, self._waiting, self._config, self._step, max_drafts=self._manager.geometry.max_drafts
-        )
+        planned: list[PlannedRow] = []
+        num_tokens = 0
+        running, most = list(self._running), self._manager.geometry.max_drafts
+        guesses = worthy_guesses(running, self._waiting, self._config, self._step, max_drafts=most)
         for place, sequence in enumerate(running, start=1):
             room = self._room(len(planned), num_tokens)
-            # Guesses never take the place of another sequence's next token, nor all room of those that wait.
-            reserve = len(running) - place + (self._config.max_num_batched_tokens // 2 if self._waiting else 0)
-            worthy = guesses.get(sequence.request.request_id, [])[: max(0, room - 1 - reserve)]
+            worthy = guesses.get(sequence.request.request_id, [])
+            if worthy:
+                # Guesses never take the place of another sequence's next token, nor all room of those that wait.
+                reserve = len(running) - place + (self._config.max_num_batched_tokens // 2 if self._waiting else 0)
+                worthy = worthy[: max(0, room - 1 - reserve)]
             row = self._running_row(sequence, room, worthy) if room and sequence.status is Status.RUNNING else None
             if row is not None:
                 planned.append(row)
@@ -232,7 +232,7 @@ class Scheduler:
             if self._flights or not self._preempt_youngest(sequence):
                 return None
         sequence.num_chunks += 1
-        guesses = drafts[: max(0, num_tokens - left)]
+        guesses = drafts[: max(0, num_tokens - left)] if drafts else []
         return PlannedRow(sequence, state, start, num_tokens, guesses, num_ahead=num_ahead)
 
     def _admitted_row(self, sequence: Sequence, room: int) -> PlannedRow | None:
@@ -293,12 +293,13 @@ class Scheduler:
         rejected = len(row.drafts) - output.accepted[number]
         if sequence.flight is not None:
             sequence.flight.start -= rejected
-        samples = output.samples[row.first_sample : row.first_sample + len(row.targets) - rejected]
-        finite = list(takewhile(lambda sample: sample.is_finite, samples))
-        usable = intact and len(finite) == len(samples)
+        part = slice(row.first_sample, row.first_sample + len(row.targets) - rejected)
+        samples, finite = output.samples[part], output.finite[part]
+        usable = intact and all(finite)
         progress = None
         if intact and sequence.status is Status.RUNNING and sequence.finish_reason is None:
-            progress = take_samples(sequence, row, finite, output.accepted[number], self.counters)
+            good = samples if usable else samples[: finite.index(False)]
+            progress = take_samples(sequence, row, good, output.accepted[number], self.counters)
             if row.draft_index is not None:
                 sequence.drafts = output.drafts[row.draft_index]
                 sequence.confidence = output.confidence[row.draft_index]
