@@ -4,6 +4,7 @@ Knows ZeroMQ and the engine's methods. Does not know HTTP, text or scheduling, a
 only when it is asked to build an engine. Started by engine/launch.py.
 """
 
+import gc
 import importlib
 import logging
 import os
@@ -81,6 +82,8 @@ def main(arguments: Sequence[str]) -> int:
         module, _, name = class_path.partition(":")
         build = getattr(importlib.import_module(module), name)
         engine: Engine = build(msgspec.json.decode(settings, type=EngineConfig))
+        # What an engine is made of stays as long as it does: looking through it again and again would hold steps up.
+        gc.freeze()
         socket.send(encode(Ready(engine.info)))
         EngineLoop(engine, socket, lambda: os.getppid() == int(parent)).run()
     except Exception as error:  # noqa: BLE001 - the process ends here, whatever it was
