@@ -125,7 +125,7 @@ def test_a_tile_does_not_change_a_sum_of_segments(device, monkeypatch, dtype, ti
     assert torch.equal(product(x, weight, wide=True), expected)
 
 
-@pytest.mark.parametrize(("num_out", "num_in"), [(513, 1024), (66, 960), (66, 1088)])
+@pytest.mark.parametrize(("num_out", "num_in"), [(321, 1024), (66, 960), (66, 1088)])
 def test_other_products_are_one_chain(device, activation, num_out, num_in):
     assert num_segments(num_out, num_in, torch.bfloat16) == 1
     x, weight = operands(device, torch.bfloat16, 3, num_out, num_in)
@@ -275,7 +275,7 @@ def test_every_tile_gives_the_same_bits_at_model_sizes(device, monkeypatch, dtyp
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(("num_out", "num_in"), [(66, 2048), (258, 4096), (512, 1024)])
+@pytest.mark.parametrize(("num_out", "num_in"), [(66, 2048), (258, 4096), (320, 1024)])
 def test_every_number_of_rows_is_the_sum_of_its_segments(device, activation, num_out, num_in):
     x, weight = operands(device, activation, 8192, num_out, num_in)
     everything = sum_of_segments(x, weight)

@@ -31,8 +31,8 @@ GROUP = 8
 """Weight tiles that programs next to each other walk for all tokens, so that both operands are found in L2."""
 SEGMENT_STEPS = 4
 """Steps along K of a segment. More than one: a compiler would let a single product go on from the sum of those before it."""
-FEW_OUT, LONG_IN = 512, 1024
-"""Products of at most so many outputs, and over at least so long a K, are sums of segments."""
+FEW_OUT, LONG_IN = 320, 1024
+"""Products of at most so many outputs (those of a router of 256 experts are), and over at least so long a K, are sums of segments."""
 MOST_ADDENDS = 8192
 """So many sums of segments, and fewer, are left for who needs them to add up."""
 IN_REGISTERS = 128
