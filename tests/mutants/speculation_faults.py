@@ -209,7 +209,7 @@ SPECULATION_MUTANTS = [
             edit(
                 "scheduler.results:take_samples",
                 "reason, stop_id = sequence.stop_after(item.token_id)",
-                "reason, stop_id = sequence.stop_after(item.token_id) if sample is samples[-1] else (None, None)",
+                "reason, stop_id = sequence.stop_after(item.token_id) if item is samples[-1] else (None, None)",
             ),
         ),
         "guesses",
