@@ -161,6 +161,19 @@ def test_certification_finds_a_product_that_knows_its_company(twin):
     assert (failure.num_out, failure.num_in, failure.rows) == (8, 16, 17)
 
 
+def test_certification_finds_addends_whose_sum_knows_its_company(twin):
+    ops = type(twin._ops)(**vars(twin._ops))
+    honest = ops.linear
+
+    def in_two(x, weight, num_out, *rest):
+        whole = honest(x, weight, num_out, True, *rest)
+        return torch.stack([whole / 2, whole / 2 * (1 + 1e-6 * (x.shape[0] == 17))])
+
+    ops.addends = in_two
+    (failure,) = certify(replace(twin, _ops=ops), [(8, 16)])
+    assert (failure.num_out, failure.num_in, failure.rows) == (8, 16, 17)
+
+
 def test_a_shape_that_failed_is_left_to_the_torch_set(native, twin):
     weight, x = normal(1, 65, 100), normal(2, 3, 100)
     without = native.without([(65, 100)])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from samebit.kernels.composed import in_order
 from samebit.kernels.sets import KernelSet
 from samebit.kernels.values import Packed
 
@@ -39,11 +40,12 @@ def certify(
     device: torch.device = _CPU,
     budget_seconds: float = 0.5,
 ) -> list[Failure]:
-    """The failures of ``kernels.linear`` over ``shapes`` of (N, K), at most one for each; empty means certified.
+    """The failures of ``kernels.linear``, and of the sum of ``kernels.addends``, over ``shapes`` of (N, K), at most one for each.
 
-    Row counts, places and thread counts are compared with one-row products. On a CPU N is cut to keep a weight small: a column's
-    bits do not depend on how many there are. On a GPU it is not, because tiles depend on N. When the time budget is used up, the remaining shapes are checked with few
-    rows. The torch set needs no certificate: its products are exact. Give failing shapes to ``KernelSet.without``.
+    Empty means certified. Row counts, places and thread counts are compared with one-row products. On a CPU N is cut to keep a
+    weight small: a column's bits do not depend on how many there are. On a GPU it is not, because tiles depend on N. When the
+    time budget is used up, the remaining shapes are checked with few rows. The torch set needs no certificate: its products are
+    exact. Give failing shapes to ``KernelSet.without``.
     """
     deadline = time.perf_counter() + budget_seconds
     generator = torch.Generator().manual_seed(0)
@@ -65,12 +67,19 @@ def _first_failure(
 ) -> tuple[int, int] | None:
     """(rows, threads) of the first product that differs from the one-row products."""
     alone = replace(kernels, num_threads=1)
-    expected = torch.cat([alone.linear(row[None], packed) for row in x])
-    for threads in sorted({1, kernels.num_threads}):
-        threaded = replace(kernels, num_threads=threads)
-        for rows in counts:
-            # From the end as well: the same row at another place.
-            for part in (slice(0, rows), slice(len(x) - rows, len(x))):
-                if not torch.equal(threaded.linear(x[part], packed), expected[part]):
-                    return rows, threads
+    # A single addend is the product itself.
+    has_addends = len(alone.addends(x[:1], packed)) > 1
+    for product in (KernelSet.linear, _sum_of_addends) if has_addends else (KernelSet.linear,):
+        expected = torch.cat([product(alone, row[None], packed) for row in x])
+        for threads in sorted({1, kernels.num_threads}):
+            threaded = replace(kernels, num_threads=threads)
+            for rows in counts:
+                # From the end as well: the same row at another place.
+                for part in (slice(0, rows), slice(len(x) - rows, len(x))):
+                    if not torch.equal(product(threaded, x[part], packed), expected[part]):
+                        return rows, threads
     return None
+
+
+def _sum_of_addends(kernels: KernelSet, x: torch.Tensor, packed: Packed) -> torch.Tensor:
+    return in_order(kernels.addends(x, packed))
