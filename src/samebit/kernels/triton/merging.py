@@ -19,11 +19,14 @@ def store_tile(
     out, sums, total, first, count, tile, head,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Store the result of a tile's first query rows: ``sums`` [M, BLOCK_D] over the sums of weights ``total`` [M]."""
+    """Store the result of a tile's first query rows: ``sums`` [M, BLOCK_D] over the sums of weights ``total`` [M].
+
+    Which sign a sum has that comes down to 0 depends on how many chunks of no weight were added behind it: a result has none.
+    """
     query_row = tile * BLOCK_M + tl.arange(0, sums.shape[0])
     place = query_row // GROUP
     is_query = place < count
-    result = sums * tl.div_rn(1.0, tl.where(is_query, total, 1.0))[:, None]
+    result = sums * tl.div_rn(1.0, tl.where(is_query, total, 1.0))[:, None] + 0.0
     column = tl.arange(0, sums.shape[1])[None, :]
     token = (first + place).to(tl.int64)
     at = ((token * KV_HEADS * GROUP + head * GROUP + query_row % GROUP) * WIDTH)[:, None] + column
@@ -71,19 +74,14 @@ def merge_tile(
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     sums = tl.zeros((ROWS, BLOCK_D), tl.float32)
-    # The sums of a chunk that is not there: what -0 is added to stays as it is. As a literal it would become 0.
-    minus_zero = tl.zeros((ROWS,), tl.float32) * -1.0
     for first_chunk in tl.range(0, chunks, AT_ONCE, num_stages=1):
         for i in tl.static_range(AT_ONCE):
             at = (partial + first_chunk + i).to(tl.int64) * BLOCK_M + row
             wanted = is_query & (first_chunk + i < chunks)
             next_top = tl.load(partial_scales + at * 2, mask=wanted, other=float("-inf"), cache_modifier=PAST_L1)
-            next_total = tl.load(partial_scales + at * 2 + 1, mask=wanted, other=minus_zero, cache_modifier=PAST_L1)
+            next_total = tl.load(partial_scales + at * 2 + 1, mask=wanted, other=0.0, cache_modifier=PAST_L1)
             next_sums = tl.load(
-                partial_sums + at[:, None] * BLOCK_D + column,
-                mask=wanted[:, None],
-                other=minus_zero[:, None],
-                cache_modifier=PAST_L1,
+                partial_sums + at[:, None] * BLOCK_D + column, mask=wanted[:, None], other=0.0, cache_modifier=PAST_L1
             )
             top, kept, added = merge_tops(top, next_top)
             total = merge(total, kept, next_total, added)
