@@ -155,13 +155,17 @@ def gate_up_kernel(
 
 @triton.jit
 def add_slots(slots, weights, row, h, live, width, NUM_SLOTS: tl.constexpr):
-    """The sums over slots, in their order, of tokens ``row`` at columns ``h``; zeros for padding, whose slots were not written."""
+    """The sums over slots, in their order, of tokens ``row`` at columns ``h``; zeros for padding, whose slots were not written.
+
+    What is rounded is written out, since two kernels have to do the same.
+    """
     total = 0.0
     for slot in tl.static_range(NUM_SLOTS):
         pair = row * NUM_SLOTS + slot
         weight = tl.load(weights + pair, mask=row < live, other=0.0)
         there = (row < live) & (h < width)
-        total += weight * tl.load(slots + pair * width + h, mask=there, other=0.0, cache_modifier=PAST_L1)
+        value = tl.load(slots + pair * width + h, mask=there, other=0.0, cache_modifier=PAST_L1)
+        total = tl.fma(weight, value, total)
     return total
 
 
