@@ -161,31 +161,19 @@ def test_threads_do_not_change_attention(kernels):
         assert torch.equal(replace(kernels, num_threads=threads).attention(*arguments), single)
 
 
-def test_keys_and_values_land_in_their_slots_and_pages_are_stamped(kernels):
-    k_pages, v_pages = torch.full((4, 2, 4, 5), torch.nan), torch.full((4, 2, 4, 5), torch.nan)
-    page_tags = torch.zeros(4, dtype=torch.int64)
-    both = normal(1, 4, 20)
-    k, v = both[:, :10], both[:, 10:]
+def test_normed_keys_and_values_land_in_their_slots_and_pages_are_stamped(kernels):
+    fused, gains = normal(1, 4, 20 + 3 * 10 + 3), (normal(2, 5), normal(3, 5))
+    q, k, v = fused[:, :20], fused[:, 20:30], fused[:, 31:41]
+    pages, page_tags = [torch.full((4, 2, 4, 5), torch.nan) for _ in range(2)], longs(0, 0, 0, 0)
     ix = KvIndex(ints(14, 15, 4, 0), ints(0, 3, 0, 0), longs(5, 6, 7, 8))
-    kernels.write_kv(k, v, k_pages, v_pages, page_tags, ix)
-    for pages, rows in ((k_pages, k), (v_pages, v)):
-        slots = pages.transpose(1, 2).flatten(0, 1).flatten(1)
+    normed = kernels.write_heads(q, k, v, gains, 1e-6, *pages, page_tags, ix)
+    assert torch.equal(normed, kernels.rms_norm(q, gains[0], 1e-6))
+    for written, rows in zip(pages, (kernels.rms_norm(k, gains[1], 1e-6), v), strict=True):
+        slots = written.transpose(1, 2).flatten(0, 1).flatten(1)
         assert torch.equal(slots[[14, 15, 4]], rows[:3])
         untouched = [i for i in range(16) if i not in (14, 15, 4)]
         assert slots[untouched].isnan().all()
     assert page_tags.tolist() == [0, 0, 0, 6]
-
-
-def test_normed_heads_have_the_bits_of_norms_and_a_write(kernels):
-    fused, gains = normal(1, 4, 20 + 3 * 10 + 3), (normal(2, 5), normal(3, 5))
-    q, k, v = fused[:, :20], fused[:, 20:30], fused[:, 31:41]
-    ix = KvIndex(ints(14, 15, 4, 0), ints(0, 3, 0, 0), longs(5, 6, 7, 8))
-    found, wanted = ([torch.zeros(4, 2, 4, 5), torch.zeros(4, 2, 4, 5), longs(0, 0, 0, 0)] for _ in range(2))
-    normed = kernels.write_heads(q, k, v, gains, 1e-6, *found, ix)
-    kernels.write_kv(kernels.rms_norm(k, gains[1], 1e-6), v, *wanted, ix)
-    assert torch.equal(normed, kernels.rms_norm(q, gains[0], 1e-6))
-    for one, other in zip(found, wanted, strict=True):
-        assert torch.equal(one, other)
 
 
 def test_turned_heads_are_normed_then_turned_by_their_positions(kernels):

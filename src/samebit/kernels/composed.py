@@ -1,4 +1,4 @@
-"""Operators made of other operators of a set, or of torch's, for sets that have no kernel of their own for them."""
+"""Operators made of other functions of a set, or of torch's, for sets that have no kernel of their own for them."""
 
 from collections.abc import Callable, Mapping
 from functools import reduce
@@ -11,8 +11,8 @@ from samebit.kernels import torch_words
 
 
 def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """What can be made of a set's operators, by plain name."""
-    rms_norm, write_kv, short_conv = operators["rms_norm"], operators["write_kv"], operators["short_conv"]
+    """What can be made of a set's functions, by plain name; those that it takes need be there only when it is called."""
+    rms_norm = operators["rms_norm"]
 
     def short_conv_norm(
         x: Tensor, taps: Tensor, rows: Tensor, row_tags: Tensor, query_start: Tensor, read_rows: Tensor,
@@ -20,7 +20,7 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
         entry_sources: Tensor, entry_source_tags: Tensor, entry_dest: Tensor, entry_tag: Tensor, residual: Tensor,
         gain: Tensor, eps: float, threads: int,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        y = short_conv(
+        y = operators["short_conv"](
             x, taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
             entry_sources, entry_source_tags, entry_dest, entry_tag, residual, threads,
         )  # fmt: skip
@@ -74,7 +74,7 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
             return out if positions is None or cos is None or sin is None else turned(out, positions, cos, sin)
 
         keys = normed(k, k_gain)
-        write_kv(keys, v, k_pages, v_pages, page_tags, write_slots, stamp_pages, stamp_tags, threads)
+        operators["write_kv"](keys, v, k_pages, v_pages, page_tags, write_slots, stamp_pages, stamp_tags, threads)
         return normed(q, q_gain)
 
     def turn_heads(

@@ -37,8 +37,6 @@ SCHEMAS: Mapping[str, str] = {
     "short_conv_norm": f"(Tensor x, Tensor taps, Tensor(a!) rows, Tensor(b!) row_tags, {_CONV_INDEX}, Tensor residual, "
     "Tensor gain, float eps, int threads) -> (Tensor, Tensor)",
     "shift": f"(Tensor x, Tensor(a!) rows, Tensor(b!) row_tags, {_CONV_INDEX}, int threads) -> Tensor",
-    "write_kv": "(Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor(c!) page_tags, "
-    "Tensor write_slots, Tensor stamp_pages, Tensor stamp_tags, int threads) -> ()",
     "write_heads": "(Tensor q, Tensor k, Tensor v, Tensor q_gain, Tensor k_gain, float eps, Tensor(a!) k_pages, Tensor(b!) v_pages, "
     "Tensor(c!) page_tags, Tensor write_slots, Tensor stamp_pages, Tensor stamp_tags, Tensor? positions, Tensor? cos, "
     "Tensor? sin, int threads) -> Tensor",
@@ -49,8 +47,6 @@ SCHEMAS: Mapping[str, str] = {
     "block_attention": "(Tensor q, Tensor k, Tensor v, Tensor k_pages, Tensor v_pages, Tensor lengths, Tensor row_slots, "
     "Tensor page_table, int window, bool is_causal, float scale, int threads) -> Tensor",
     "route": "(Tensor logits, Tensor bias, int top_k, int num_shared, float scale, int threads) -> (Tensor, Tensor)",
-    "moe": "(Tensor x, Tensor expert_ids, Tensor weights, Tensor num_tokens, Tensor w13, Tensor w2, "
-    "int intermediate, int threads) -> Tensor",
     "mixture": "(Tensor x, Tensor logits, Tensor bias, int top_k, int num_shared, float scale, Tensor num_tokens, Tensor w13, "
     "Tensor w2, int intermediate, int threads) -> Tensor",
     "embedding": "(Tensor ids, Tensor table, int threads) -> Tensor",
@@ -94,7 +90,6 @@ def _shapes_only(name: str) -> Callable[..., Any]:
         "add_norm": lambda x, *_: (x.new_empty(x.shape, dtype=torch.float32), x.new_empty(x.shape)),
         "swiglu": lambda z, threads: z.new_empty(z.shape[0], z.shape[1] // 2),
         "short_conv_norm": lambda x, *_: (x.new_empty(x.shape), x.new_empty(x.shape)),
-        "write_kv": lambda *_: None,
         "route": route,
         "embedding": lambda ids, table, _: table.new_empty(ids.shape[0], table.shape[1], dtype=torch.float32),
         "take_rows": lambda x, rows, _: x.new_empty(rows.shape[0], x.shape[1]),
@@ -120,10 +115,10 @@ def operators(
 ) -> SimpleNamespace:
     """Register every schema as ``samebit::<name>_<suffix>`` for ``devices`` once and return entries to them by plain name.
 
-    What can be made of other operators need not be among ``implementations``.
+    What can be made of others need not be among ``implementations``; those that others are made of may be, without a schema.
     """
     implementations = {**composed(implementations), **implementations}
-    assert implementations.keys() == SCHEMAS.keys()
+    assert implementations.keys() >= SCHEMAS.keys()
     if suffix not in _OPERATORS:
         found = {}
         for name, schema in SCHEMAS.items():

@@ -210,12 +210,6 @@ class KernelSet:
         )  # fmt: skip
         return out
 
-    def write_kv(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, page_tags: Tensor, ix: KvIndex) -> None:
-        """Put ``k``, ``v`` [T, nk * hd] into pages [P, nk, page_size, hd] and stamp completed pages in ``page_tags``."""
-        self._ops.write_kv(
-            k, v, k_pages, v_pages, page_tags, ix.write_slots, ix.stamp_pages, ix.stamp_tags, self.num_threads
-        )
-
     def write_heads(
         self,
         q: Tensor,
@@ -229,10 +223,10 @@ class KernelSet:
         ix: KvIndex,
         turn: Turn | None = None,
     ) -> Tensor:
-        """``write_kv`` of keys that are normed first, and normed queries: ``rms_norm`` of each head, with a gain [hd] for q and for k.
+        """Normed queries; normed keys and the values go into pages, completed ones of which are stamped in ``page_tags``.
 
-        ``q`` [T, nh * hd], where nh may be 0, ``k`` and ``v`` [T, nk * hd]; gives [T, nh * hd]. Normed heads are turned if there
-        is a ``turn``. Pages must be of the set's element.
+        ``rms_norm`` of each head, with a gain [hd] for q and for k; then heads are turned if there is a ``turn``. ``q`` [T, nh * hd],
+        where nh may be 0, ``k`` and ``v`` [T, nk * hd]; gives [T, nh * hd]. Pages [P, nk, page_size, hd] must be of the set's element.
         """
         turning = (None, None, None) if turn is None else (turn.positions, turn.cos, turn.sin)
         out: Tensor = self._ops.write_heads(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from samebit.kernels import torch_set
 from samebit.kernels.composed import composed
 from samebit.kernels.triton.launch import IS_INTERPRETED, num_launches
-from samebit.kernels.triton.pages import write_heads, write_kv
+from samebit.kernels.triton.pages import write_heads
 from samebit.kernels.triton.set import implementations
 from tests.kernels.cases import ints, longs, normal
 
@@ -19,66 +19,27 @@ if IS_INTERPRETED:
     SHAPES += [(9, 3, 7, 4), (2, 1, 1, 4), (10, 2, 100, 16), (8, 4, 257, 2)]
 
 
-def case(device, activation, tokens, heads=2, width=5, page=4, num_pages=6, seed=0):
-    """Operands of ``write_kv`` as columns of wider tensors: random slots, a third of them 0, and pages of sevens."""
-    generator = torch.Generator().manual_seed(seed)
-    pages = torch.full((num_pages, heads, page, width), 7.0, device=device, dtype=activation)
-    slots = torch.randperm(num_pages * page - 1, generator=generator)[:tokens] + 1
-    slots[torch.rand(len(slots), generator=generator) < 0.3] = 0
-    stamps = torch.where(torch.rand(len(slots), generator=generator) < 0.5, slots // page, 0)
-    wide = normal(seed, len(slots), 2 * heads * width + 8)
-    wide[slots == 0] = torch.nan
-    wide = wide.to(device)
-    return (
-        wide[:, : heads * width], wide[:, -heads * width :], pages, pages.clone(),
-        torch.zeros(num_pages, dtype=torch.int64, device=device), slots.to(device, torch.int32),
-        stamps.to(device, torch.int32), (slots * 3 + 2**40).to(device),
-    )  # fmt: skip
-
-
-def run_both(operands):
-    """The pages and tags after the kernel, and after the twin."""
-    twin = [x.to(operands[2].dtype).float().cpu() if x.is_floating_point() else x.cpu() for x in operands]
-    write_kv(*operands, 1)
-    torch_set.write_kv(*twin, 1)
-    return operands[2:5], twin[2:5]
-
-
-@pytest.mark.parametrize("shape", [(2, 5, 4), (1, 48, 7), (3, 600, 1)])
-def test_keys_and_values_land_in_their_slots_and_nothing_else_changes(device, activation, shape):
-    heads, width, page = shape
-    found, wanted = run_both(case(device, activation, 12, heads, width, page, 20))
-    for one, other in zip(found[:2], wanted[:2], strict=True):
-        torch.testing.assert_close(one.float().cpu(), other, rtol=0, atol=0, equal_nan=True)
-    # A page that is stamped by several tokens has the stamp of one of them.
-    assert ((found[2].cpu() != 0) == (wanted[2] != 0)).all()
-    assert found[2][0] == 0
-
-
-def test_completed_pages_get_their_stamps(device, activation):
-    operands = list(case(device, activation, 4))
-    operands[5:] = [x.to(device) for x in (ints(14, 15, 4, 0), ints(0, 3, 0, 0), longs(5, -(2**62), 7, 8))]
-    found, _ = run_both(operands)
-    assert found[2].tolist() == [0, 0, 0, -(2**62), 0, 0]
-
-
-def test_pages_may_be_part_of_a_larger_tensor(device, activation):
-    operands = list(case(device, activation, 9))
-    whole = torch.full((6, 2, 2, 4, 5), 7.0, device=device, dtype=activation)
-    operands[2], operands[3] = whole[:, 0], whole[:, 1]
-    found, wanted = run_both(operands)
-    for one, other in zip(found[:2], wanted[:2], strict=True):
-        torch.testing.assert_close(one.float().cpu(), other, rtol=0, atol=0, equal_nan=True)
-
-
 def heads_case(device, activation, tokens, heads, kv_heads, width, page=4, seed=0, *, turns=False):
-    """Operands of ``write_heads``: those of ``case``, queries as columns of a wider tensor, gains, and what turns heads."""
-    k, v, *rest = case(device, activation, tokens, kv_heads, width, page, tokens // page + 2, seed)
-    wide = normal(seed + 1, tokens, heads * width + 5).to(device, activation)
+    """Operands of ``write_heads``: queries, keys and values as columns of wider tensors, and what turns heads.
+
+    Slots are random, a third of them 0, and pages hold sevens.
+    """
+    generator, num_pages, columns = torch.Generator().manual_seed(seed), tokens // page + 2, kv_heads * width
+    pages = torch.full((num_pages, kv_heads, page, width), 7.0, device=device, dtype=activation)
+    slots = torch.randperm(num_pages * page - 1, generator=generator)[:tokens] + 1
+    slots[torch.rand(tokens, generator=generator) < 0.3] = 0
+    stamps = torch.where(torch.rand(tokens, generator=generator) < 0.5, slots // page, 0)
+    keys_values, queries = normal(seed, tokens, 2 * columns + 8), normal(seed + 1, tokens, heads * width + 5)
+    keys_values[slots == 0] = torch.nan
+    keys_values, queries = keys_values.to(device, activation), queries.to(device, activation)
     gains = (normal(seed + n, width).to(device) for n in (2, 3))
     positions = torch.randint(0, 50, (tokens,), generator=torch.Generator().manual_seed(seed)).to(device)
     turning = (positions, *(normal(seed + n, 50, width).to(device) for n in (4, 5))) if turns else (None,) * 3
-    return (wide[:, 3 : 3 + heads * width], k.to(activation), v.to(activation), *gains, 1e-6, *rest, *turning)
+    return (
+        queries[:, 3 : 3 + heads * width], keys_values[:, :columns], keys_values[:, -columns:], *gains, 1e-6, pages,
+        pages.clone(), torch.zeros(num_pages, dtype=torch.int64, device=device), slots.to(device, torch.int32),
+        stamps.to(device, torch.int32), (slots * 3 + 2**40).to(device), *turning,
+    )  # fmt: skip
 
 
 def of_tokens(operands, part):
@@ -86,9 +47,9 @@ def of_tokens(operands, part):
     return [x[part] if n in {0, 1, 2, 9, 10, 11, 12} and x is not None else x for n, x in enumerate(operands)]
 
 
-def in_three_launches(activation):
-    """The same operator, made of the kernels that it takes the place of."""
-    return composed(implementations(activation))["write_heads"]
+def in_parts(activation):
+    """The same operator, made of the norm of rows and of torch's writes."""
+    return composed({**implementations(activation), "write_kv": torch_set.write_kv})["write_heads"]
 
 
 def apart(operands):
@@ -111,27 +72,47 @@ def even(shape):
     return heads, kv_heads, width + width % 2, page
 
 
+def test_completed_pages_get_their_stamps(device, activation):
+    operands = list(heads_case(device, activation, 9, 4, 2, 16))
+    slots, stamped, stamps = torch.zeros(3, 9, dtype=torch.int64, device=device)
+    slots[:3], stamped[1] = ints(14, 15, 4), 3
+    stamps[:4] = longs(5, -(2**62), 7, 8)
+    operands[9:12] = slots.int(), stamped.int(), stamps
+    assert run_heads(write_heads, operands)[3].tolist() == [0, 0, 0, -(2**62)]
+
+
+def test_pages_may_be_part_of_a_larger_tensor(device, activation):
+    operands = list(heads_case(device, activation, 9, 4, 2, 16))
+    wanted = run_heads(write_heads, operands)
+    whole = torch.full((4, 3, 2, 4, 16), 7.0, device=device, dtype=activation)
+    operands[6], operands[7] = whole[:, 0], whole[:, 2]
+    found = write_heads(*operands, 1), whole[:, 0], whole[:, 2]
+    for one, other in zip(found, wanted, strict=False):
+        assert torch.equal(one.cpu(), other.view(activation))
+    assert (whole[:, 1] == 7).all()
+
+
 @given(tokens=st.integers(1, 18), shape=st.sampled_from(SHAPES), seed=st.integers(0, 99), keys_only=st.booleans())
-def test_one_launch_writes_the_bits_of_norms_turns_and_a_write(device, tokens, shape, seed, keys_only):
+def test_one_launch_writes_the_bits_of_norms_turns_and_writes(device, tokens, shape, seed, keys_only):
     heads, *others = even(shape)
     operands = heads_case(device, torch.float32, tokens, 0 if keys_only else heads, *others, seed, turns=True)
     before = num_launches()
     found = run_heads(write_heads, operands)
     assert num_launches() == before + 1
-    *wanted, stamps = run_heads(in_three_launches(torch.float32), operands)
+    *wanted, stamps = run_heads(in_parts(torch.float32), operands)
     for one, other in zip(found[:3], wanted, strict=True):
         assert torch.equal(one, other)
     assert torch.equal(found[3] != 0, stamps != 0)
 
 
 @given(tokens=st.integers(1, 18), shape=st.sampled_from(SHAPES), seed=st.integers(0, 99))
-def test_one_launch_writes_the_bits_of_two_norms_and_a_write(device, tokens, shape, seed):
+def test_one_launch_writes_the_bits_of_norms_and_writes(device, tokens, shape, seed):
     for activation in (torch.float32, torch.bfloat16):
         operands = heads_case(device, activation, tokens, *shape, seed)
         before = num_launches()
         found = run_heads(write_heads, operands)
         assert num_launches() == before + 1
-        *wanted, stamps = run_heads(in_three_launches(activation), operands)
+        *wanted, stamps = run_heads(in_parts(activation), operands)
         for one, other in zip(found[:3], wanted, strict=True):
             assert torch.equal(one, other)
         # A page that is stamped by several tokens has the stamp of one of them.
@@ -175,10 +156,10 @@ def test_padding_tokens_store_no_heads_and_stamp_nothing(device, activation):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 2, 64), (16, 4, 128), (16, 8, 128), (32, 8, 128)])
-def test_heads_of_models_are_pure_and_have_the_bits_of_three_launches(device, activation, heads, kv_heads, width):
+def test_heads_of_models_are_pure_and_have_the_bits_of_norms_and_writes(device, activation, heads, kv_heads, width):
     operands = heads_case(device, activation, 2048, heads, kv_heads, width, 64)
     whole = run_heads(write_heads, operands)
-    for one, other in zip(whole[:3], run_heads(in_three_launches(activation), operands)[:3], strict=True):
+    for one, other in zip(whole[:3], run_heads(in_parts(activation), operands)[:3], strict=True):
         assert torch.equal(one, other)
     for count in (*range(1, 65), 512):
         first = 2047 * count % (2048 - count)
@@ -194,9 +175,10 @@ def test_heads_of_models_are_pure_and_have_the_bits_of_three_launches(device, ac
 @pytest.mark.gpu
 def test_pages_beyond_two_to_the_31_elements_are_reached(device):
     pages = torch.zeros(2**18 + 4, 4, 16, 256, device=device, dtype=torch.bfloat16)
-    k = normal(0, 2, 1024).to(device)
+    k, gain = normal(0, 2, 1024).to(device, torch.bfloat16), normal(1, 256).to(device)
     slots = (ints(2**18 + 3, 2**18 + 2) * 16 + 5).to(device)
     tags = torch.zeros(len(pages), dtype=torch.int64, device=device)
-    write_kv(k, k, pages, pages.clone(), tags, slots, ints(0, 2**18).to(device), longs(1, 2).to(device), 1)
-    assert torch.equal(pages[slots // 16, :, 5].flatten(1), k.to(torch.bfloat16))
+    stamps = ints(0, 2**18).to(device), longs(1, 2).to(device)
+    write_heads(k, k, k, gain, gain, 1e-6, pages.clone(), pages, tags, slots, *stamps, None, None, None, 1)
+    assert torch.equal(pages[slots // 16, :, 5].flatten(1), k)
     assert tags[2**18] == 2
