@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=BATCHES, help="requests that decode at once")
     parser.add_argument("--transformers", action="store_true", help="time transformers on the same weights, too")
     parser.add_argument("--profile", action="store_true", help="tell how a step's time falls to kernels, too")
+    parser.add_argument("--capture", choices=("start", "use"), default="start", help="when graphs are captured")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     settings: dict[str, Any] = {
@@ -58,6 +59,7 @@ def main() -> None:
         "max_num_batched_tokens": MOST_TOKENS,
         "max_model_len": CONTEXT + PREFILL[1],
         "enable_prefix_caching": False,
+        "capture": args.capture,
     }
     started = time.perf_counter()
     llm = LLM(args.model, **settings)
