@@ -36,7 +36,7 @@ AHEAD_MUTANTS = [
         "penalties do not wait for the token",
         "A request with penalties is planned ahead, without what the step in flight draws.",
         (),
-        (edit(PLANNING + "can_run_ahead", "if counts_output or", "if"),),
+        (edit("scheduler.sequence:Sequence.needs_results", "is_bound = counts_output or", "is_bound ="),),
         "ahead",
         "token_ids",
     ),

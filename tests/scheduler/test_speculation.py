@@ -28,7 +28,7 @@ def looking_beyond(answer: list[int]) -> World:
     return world
 
 
-@pytest.mark.parametrize(("on_device", "runs_ahead"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("on_device", "runs_ahead"), [(False, False), (False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("accepts", ACCEPTS)
 @pytest.mark.parametrize("layout", range(len(LAYOUTS)))
 def test_a_busy_run_with_guesses_is_exact(layout, accepts, on_device, runs_ahead):
@@ -85,6 +85,46 @@ def test_guesses_that_are_not_verified_yet_hold_no_step_up():
     world.ask(SHARED[:5], max_tokens=26)
     assert ahead.count([(5, 4)]) >= 5  # the last token that is drawn, and guesses, behind a row of as many
     assert ahead.count([]) <= 2, "only the end of the request is waited for"
+
+
+def test_requests_whose_guesses_are_the_hosts_stay_together():
+    # No step has room for all prompts, so there is always somebody who could be planned ahead of the rest.
+    counts = []
+    for runs_ahead in (False, True):
+        world = World(
+            make_geometry(max_drafts=4, num_slots=8, num_pages=(200, 200)), accepts=(1, 0, 2), runs_ahead=runs_ahead
+        )
+        for number in range(8):
+            world.add([number] * 14, max_tokens=40)
+        counts.append(0)
+        while world.scheduler.has_work:
+            world.step()
+            counts[-1] += 1
+    assert counts[1] <= counts[0], "requests were parted"
+
+
+@pytest.mark.parametrize("steps", range(1, 6))
+def test_logits_that_are_not_finite_end_a_request_with_its_next_guesses_in_flight(steps):
+    world = speculating((9, 1), on_device=True, runs_ahead=True, interval=32)
+    sick, well = world.add(SHARED[:5], max_tokens=30), world.add(SHARED[7:12], max_tokens=30)
+    for _ in range(steps):
+        world.step()
+    commit, failed = world.scheduler.commit, []
+
+    def watch(output):
+        progress = commit(output)
+        failed.extend(item for item in progress if item.error)
+        world.live -= {item.request_id for item in failed}
+        return [item for item in progress if not item.error]
+
+    world.scheduler.commit = watch
+    world.runner.not_finite.add("r0")
+    world.run()
+    assert [(item.request_id, item.tokens) for item in failed] == [("r0", [])]
+    assert well.finish_reason == "length"
+    world.runner.not_finite.clear()
+    assert world.ask(sick.request.prompt_token_ids, max_tokens=9).finish_reason == "length"
+    world.check_empty()
 
 
 @pytest.mark.parametrize("place", range(1, 12))

@@ -250,6 +250,17 @@ def spoiled(schedule: Schedule, step: int, owner: int, guesses: list[int]) -> li
     return [(token - 1 if token else 1) if pick else token for token, pick in zip(guesses, picked, strict=True)]
 
 
+def may_plan_ahead(flight: PlannedStep, running: list[Sequence], schedule: Schedule) -> bool:
+    """Whether the step behind `flight` may be planned while that runs: not if the test schedule, or most of its rows, need its results.
+
+    Those would be left behind, and from then on share no step with the rest.
+    """
+    if schedule.spoil_percent or picked(running, schedule, flight.step + 1):
+        return False
+    rows = [row.sequence.needs_results for row in flight.rows if row.num_tokens]
+    return 2 * sum(rows) <= len(rows)
+
+
 def next_row(sequence: Sequence, state: SequenceState) -> tuple[int, int]:
     """Where a sequence's next row begins, and how many tokens what is in flight draws for it until then; both at most."""
     flight = sequence.flight
@@ -265,8 +276,7 @@ def can_run_ahead(sequence: Sequence) -> bool:
     """
     flight = sequence.flight
     assert flight is not None, "a sequence in flight"
-    counts_output = sequence.rules is not None and sequence.rules.counts_output
-    if counts_output or sequence.matcher is not None or sequence.proposer is not None:
+    if sequence.needs_results:
         return False
     if flight.drafts and sequence.num_output + 1 < sequence.request.params.min_tokens:
         return False

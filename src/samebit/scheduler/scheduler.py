@@ -29,6 +29,7 @@ from samebit.scheduler.planning import (
     is_worth_drafting,
     match_limit,
     may_pass_boundary,
+    may_plan_ahead,
     next_row,
     picked,
     publishable_boundary,
@@ -125,8 +126,7 @@ class Scheduler:
         Whoever then turns out to have ended has computed them in vain.
         """
         assert len(self._flights) == 1, "one step is in flight"
-        schedule = self._config.schedule
-        if schedule.spoil_percent or picked(self._running, schedule, self._step + 1):
+        if not may_plan_ahead(self._flights[0], self._running, self._config.schedule):
             return None
         self._step += 1
         planned = self._plan_rows()

@@ -124,6 +124,13 @@ class Sequence:
         return msgspec.structs.replace(edits, allowed=mask if is_empty(left) else left)
 
     @property
+    def needs_results(self) -> bool:
+        """Whether what the host adds to its next row depends on what its row in flight draws: guesses of the host, a penalty, a grammar."""
+        counts_output = self.rules is not None and self.rules.counts_output
+        is_bound = counts_output or self.matcher is not None or self.proposer is not None
+        return is_bound and self.flight is not None and self.flight.draws
+
+    @property
     def failure(self) -> str | None:
         """Why it cannot go on, if it cannot."""
         error = None if self.matcher is None else self.matcher.error
