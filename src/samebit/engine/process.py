@@ -82,7 +82,9 @@ def main(arguments: Sequence[str]) -> int:
         module, _, name = class_path.partition(":")
         build = getattr(importlib.import_module(module), name)
         engine: Engine = build(msgspec.json.decode(settings, type=EngineConfig))
-        # What an engine is made of stays as long as it does: looking through it again and again would hold steps up.
+        # What an engine is made of, and not what making it left over, stays as long as it does: looking through it again and again
+        # would hold steps up.
+        gc.collect()
         gc.freeze()
         socket.send(encode(Ready(engine.info)))
         EngineLoop(engine, socket, lambda: os.getppid() == int(parent)).run()
