@@ -2,7 +2,8 @@
 
 Pairs of a token and a slot are grouped by expert, in order and without a sort. For few tokens all of it is one launch: an expert's
 program finds the tokens that chose it from their logits, by how many experts come before it, while a token's program finds its
-weights. For many tokens the experts of a token are picked one by one, once. Knows no products.
+weights. For many tokens the experts of a token are picked one by one, once. Both come down to the same scores and weights, so what
+they round is what is written: products and sums are not fused. Knows no products.
 """
 
 from dataclasses import dataclass
@@ -59,13 +60,12 @@ def rank_of(score, expert, own_score, own):
     return tl.sum(is_before.to(tl.int32), 0)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def route_kernel(
     logits,
     bias,
     ids,
     weights,
-    num_rows,
     stride,
     scale,
     EXPERTS: tl.constexpr,
@@ -104,13 +104,14 @@ def route(
     launch(
         route_kernel,
         (num_rows,),
-        logits, bias, ids, weights, num_rows, logits.stride(0), scale,
+        logits, bias, ids, weights, logits.stride(0), scale,
         EXPERTS=bias.shape[0],
         TOP_K=top_k,
         SHARED=num_shared,
         WIDTH=triton.next_power_of_2(bias.shape[0]),
         SLOTS=triton.next_power_of_2(slots),
         num_warps=1,
+        enable_fp_fusion=False,
     )  # fmt: skip
     return ids, weights
 
@@ -265,5 +266,6 @@ def assign(
         SLOTS=triton.next_power_of_2(num_slots),
         BLOCK=min(FEW_BLOCK, triton.next_power_of_2(num_rows)),
         num_warps=max(1, min(16, width // 32)),  # a thread for each expert that is compared with the others
+        enable_fp_fusion=False,
     )  # fmt: skip
     return Groups(pairs, bounds), weights
