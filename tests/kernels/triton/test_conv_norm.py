@@ -77,6 +77,15 @@ def test_many_tokens_have_the_norm_in_a_launch_of_its_own(device, monkeypatch, i
     assert torch.equal(normed, rows.rms_norm(torch.float32, y, gain, EPS, 1))
 
 
+def test_operands_whose_loads_would_be_wider_than_those_of_the_norm_are_refused(device):
+    ix, _, num_rows = conv_steps.random_step(random.Random(0), num_rows=1)
+    x, index = torch.zeros(ix.write_rows.shape[0], 16), [getattr(ix, name).to(device) for name in ConvIndex.__slots__]
+    pool = [t.to(device) for t in conv_steps.pool(16, num_rows)]
+    x, taps, gain = x.to(device), torch.zeros(TAPS, 16, device=device).bfloat16(), torch.ones(16, device=device)
+    with pytest.raises(AssertionError, match="bfloat16"):
+        conv.short_conv_norm(torch.float32, x, taps, *pool, *index, x, gain, EPS, 1)
+
+
 def test_which_steps_have_one_launch_is_a_function_of_sizes():
     def at_once(*sizes):
         return conv.is_normed_at_once(*sizes)

@@ -15,7 +15,8 @@ Tiles are a plain function of static sizes; each output is one program's sum, in
 A norm of the outputs needs all channels of a token. Where few programs run, each has them all, and norms what it stores. The bits
 are those of the norm by itself (``rows``), for which a row must lie over threads as it does there: Triton decides that
 from a tile's shape, its warps, and the widest loads and stores of such tiles. Shape and warps are that kernel's, and where channels
-come in whole vectors so are the widest loads and stores. The code that norms is the same function.
+come in whole vectors so are the widest loads and stores, as nothing has smaller elements than what the norm gives. The code that
+norms is the same function.
 """
 
 from collections.abc import Callable
@@ -354,7 +355,12 @@ def short_conv_norm(
     write_tags: Tensor, entry_sources: Tensor, entry_source_tags: Tensor, entry_dest: Tensor, entry_tag: Tensor,
     residual: Tensor, gain: Tensor, eps: float, threads: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """``short_conv`` in fp32, and ``rows.rms_norm`` of it, in one launch if ``is_normed_at_once``."""
+    """``short_conv`` in fp32, and ``rows.rms_norm`` of it, in one launch if ``is_normed_at_once``.
+
+    Operands are fp32 or of the activation dtype.
+    """
+    operands = (x, taps, rows, residual, gain)
+    assert all(operand.dtype in (torch.float32, activation) for operand in operands), [o.dtype for o in operands]
     norm = Norm(gain, eps, activation) if is_normed_at_once(x.shape[0], read_rows.shape[0], x.shape[1]) else None
     y, normed_y = _run(
         x, taps, rows, row_tags, residual, norm, query_start, read_rows, read_tags, store_rows, store_tags, write_rows,
