@@ -161,6 +161,19 @@ def test_certification_finds_a_product_that_knows_its_company(twin):
     assert (failure.num_out, failure.num_in, failure.rows) == (8, 16, 17)
 
 
+def test_certification_finds_a_product_that_knows_its_company_before_it_is_rounded(twin):
+    ops = type(twin._ops)(**vars(twin._ops))
+    honest = ops.linear
+
+    def impure(x, weight, num_out, wide, *rest):
+        found = honest(x, weight, num_out, True, *rest) * (1 + 1e-6 * (x.shape[0] == 17))
+        return found if wide else found.bfloat16()
+
+    ops.linear = impure
+    (failure,) = certify(replace(twin, _ops=ops, element="bfloat16"), [(8, 16)])
+    assert (failure.num_out, failure.num_in, failure.rows) == (8, 16, 17)
+
+
 def test_certification_finds_addends_whose_sum_knows_its_company(twin):
     ops = type(twin._ops)(**vars(twin._ops))
     honest = ops.linear
