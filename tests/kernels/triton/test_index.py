@@ -49,7 +49,8 @@ def test_results_and_tables_are_those_of_the_twin(device, seed, groups):
     tables = random_tables(rng, lengths)
     # Some rows are as they should be, so that both answers occur.
     tables[4][:, 2 : 2 + SLOTS * RING] = tables[3][1:].reshape(-1)
-    inputs.delta_groups[::3] += groups - 2
+    # A slot's entry of both groups moves together, so that no entry is named twice: who would win is not defined.
+    inputs.delta_groups[torch.arange(len(inputs.delta_groups)) // 2 % 3 == 0] += groups - 2
     fields = [getattr(inputs, name) for name in IndexFields._fields]
     found = check_step(device, fields, grouped(tables, groups), SIZES)
     check_acceptance(device, rng, inputs, found, tables)

@@ -80,6 +80,7 @@ def doubtful(scaled, cols):
     near = ((mass - likelihood) - cols.top_p[:, None].double() * total).abs() <= TOLERANCE * total
     near &= (cols.top_p < 1)[:, None]
     near |= ((likelihood - least).abs() <= TOLERANCE * least) & (likelihood < 1) & (least > 0)
+    near[:, 0] = False  # the most likely token stays, whatever the limits
     return torch.zeros_like(near).scatter(1, order, near)
 
 
