@@ -28,7 +28,7 @@ AHEAD_MUTANTS = [
         "the token in flight does not count",
         "Whether `min_tokens` is reached is asked without the token that the step in flight draws.",
         (),
-        (edit(PLANNING + "_plan_samples", "unknown = [DRAW] * row.num_ahead", "unknown = []"),),
+        (edit(PLANNING + "_plan_samples", "unknown, num_top = [DRAW] * row.num_ahead,", "unknown, num_top = [],"),),
         "ahead",
         "token_ids",
     ),

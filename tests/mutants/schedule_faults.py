@@ -133,7 +133,7 @@ SCHEDULE_MUTANTS = [
         (
             edit(
                 "scheduler.sequence:Sequence.stop_after",
-                "if self.num_output >= params.min_tokens and token_id in self.stop_ids:",
+                "if token_id in self.stop_ids and self.num_output >= params.min_tokens:",
                 "if len(self.token_ids) < self.max_length and self.num_output >= params.min_tokens and token_id in self.stop_ids:",
             ),
         ),
@@ -147,8 +147,8 @@ SCHEDULE_MUTANTS = [
         (
             edit(
                 SEQUENCE + "logit_edits",
-                "if self.num_output + len(guesses) < params.min_tokens",
-                "if self.num_output + len(guesses) <= params.min_tokens",
+                "self.num_output + len(guesses) < request.params.min_tokens",
+                "self.num_output + len(guesses) <= request.params.min_tokens",
             ),
         ),
         "answers",

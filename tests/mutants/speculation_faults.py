@@ -237,8 +237,8 @@ SPECULATION_MUTANTS = [
         (
             edit(
                 SEQUENCE + "logit_edits",
-                "if self.num_output + len(guesses) < params.min_tokens",
-                "if not guesses and self.num_output < params.min_tokens",
+                "self.num_output + len(guesses) < request.params.min_tokens",
+                "not guesses and self.num_output < request.params.min_tokens",
             ),
         ),
         "guesses",
@@ -251,8 +251,8 @@ SPECULATION_MUTANTS = [
         (
             edit(
                 SEQUENCE + "logit_edits",
-                "if self.num_output + len(guesses) < params.min_tokens",
-                "if self.num_output < params.min_tokens",
+                "self.num_output + len(guesses) < request.params.min_tokens",
+                "self.num_output < request.params.min_tokens",
             ),
         ),
         "guesses",

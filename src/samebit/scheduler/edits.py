@@ -14,7 +14,7 @@ from typing import Self
 from samebit.core.plan import BANNED_LOGIT, LogitEdits
 from samebit.core.request import Request, SamplingParams
 
-_NONE = LogitEdits()
+NO_EDITS = LogitEdits()
 
 
 class _Columns:
@@ -95,5 +95,5 @@ class LogitRules:
 def banning(token_ids: Collection[int]) -> LogitEdits:
     """The edits of a draw of which all is left as it is but for `token_ids`, which are not drawn."""
     if not token_ids:
-        return _NONE
+        return NO_EDITS
     return LogitEdits([*token_ids], [1.0] * len(token_ids), [BANNED_LOGIT] * len(token_ids))

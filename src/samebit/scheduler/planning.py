@@ -15,7 +15,6 @@ from samebit.core.plan import (
     NO_SNAPSHOT,
     BatchPlan,
     CheckpointEntry,
-    LogitEdits,
     PlanDraft,
     PlanRow,
     PlanSample,
@@ -92,7 +91,8 @@ def write_plan(
             # Guesses lie behind the row; where there are no pages for them they are worth nothing, and do no harm.
             behind = min(row.end + manager.geometry.max_drafts, row.sequence.max_length)
             manager.grow(row.state, behind - row.state.length)
-        deltas += manager.take_deltas(row.state)
+        if row.state.deltas:
+            deltas += manager.take_deltas(row.state)
         if row.resume is not None:
             row.resume_entry = len(entries)
             entries.append(manager.resume_entry(row.state, number))
@@ -366,35 +366,24 @@ def _plan_samples(row: PlannedRow, number: int) -> list[PlanSample]:
     end = row.end - len(row.drafts)
     if not row.num_tokens:
         return []
-    params = sequence.request.params
-    wanted: list[tuple[int, int, int, LogitEdits]] = []
+    params, request = sequence.request.params, sequence.request
+    settings = (
+        params.temperature,
+        max(params.top_k, 0),
+        params.top_p,
+        params.min_p,
+        request.seed,
+        request.sample_index,
+    )
+    found: list[PlanSample] = []
     if params.prompt_logprobs is not None:
-        first = max(start + 1, next_scored(sequence))
-        last = min(end + 1, sequence.num_prompt)
-        wanted += [
-            (i - 1 - start, sequence.token_ids[i], params.prompt_logprobs, LogitEdits()) for i in range(first, last)
-        ]
+        for place in range(max(start + 1, next_scored(sequence)), min(end + 1, sequence.num_prompt)):
+            target = sequence.token_ids[place]
+            found.append(PlanSample(number, place - 1 - start, target, *settings, params.prompt_logprobs))
     if row.draws:
         # Whoever is planned ahead has no edits that depend on what a token is, only on how many there are.
-        unknown = [DRAW] * row.num_ahead
+        unknown, num_top = [DRAW] * row.num_ahead, params.logprobs or 0
         for ahead in range(len(row.drafts) + 1):
             edits = sequence.logit_edits(unknown + row.drafts[:ahead])
-            wanted.append((end - 1 - start + ahead, DRAW, params.logprobs or 0, edits))
-    top_k, request = max(params.top_k, 0), sequence.request
-    found: list[PlanSample] = []
-    for offset, target, num_top, edits in wanted:
-        settings = PlanSample(
-            number,
-            offset,
-            target,
-            params.temperature,
-            top_k,
-            params.top_p,
-            params.min_p,
-            request.seed,
-            request.sample_index,
-            num_top,
-            edits,
-        )
-        found.append(settings)
+            found.append(PlanSample(number, end - 1 - start + ahead, DRAW, *settings, num_top, edits))
     return found

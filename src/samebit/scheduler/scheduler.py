@@ -295,8 +295,7 @@ class Scheduler:
             sequence.flight.start -= rejected
         part = slice(row.first_sample, row.first_sample + len(row.targets) - rejected)
         samples, finite = output.samples[part], output.finite[part]
-        usable = intact and all(finite)
-        progress = None
+        usable, progress = intact and all(finite), None
         if intact and sequence.status is Status.RUNNING and sequence.finish_reason is None:
             good = samples if usable else samples[: finite.index(False)]
             progress = take_samples(sequence, row, good, output.accepted[number], self.counters)
@@ -307,7 +306,8 @@ class Scheduler:
             # What was accepted behind a stop is no part of the sequence.
             length = min(row.end - rejected, len(sequence.token_ids))
             self._manager.advance(state, length, output.step)
-        self._publish(row, output, is_usable=usable)
+        if row.pending:
+            self._publish(row, output, is_usable=usable)
         if sequence.status is Status.PUBLISHING:
             self._drop(sequence)
             return None

@@ -12,7 +12,7 @@ from samebit.core.plan import LogitEdits
 from samebit.core.request import FinishReason, MissReason, Request, SpeculationCounts, TokenLogprobs
 from samebit.grammar.matcher import Matcher, is_empty, without
 from samebit.scheduler.drafts import AcceptanceEstimate
-from samebit.scheduler.edits import LogitRules, banning
+from samebit.scheduler.edits import NO_EDITS, LogitRules, banning
 from samebit.speculative.host import Proposer
 from samebit.state.manager import SequenceState
 
@@ -103,9 +103,12 @@ class Sequence:
 
     def logit_edits(self, guesses: list[int]) -> LogitEdits:
         """What changes in the logits of the token behind all tokens and `guesses`."""
-        params = self.request.params
-        banned = frozenset(self.request.banned_token_ids)
-        if self.num_output + len(guesses) < params.min_tokens:
+        request = self.request
+        is_early = self.num_output + len(guesses) < request.params.min_tokens
+        if self.rules is None and self.matcher is None and not (is_early or request.banned_token_ids):
+            return NO_EDITS
+        banned = frozenset(request.banned_token_ids)
+        if is_early:
             banned |= self.stop_ids
         if self.matcher is not None:
             return self._masked(self.matcher.masks(guesses)[-1], guesses, banned)
@@ -147,7 +150,7 @@ class Sequence:
     def stop_after(self, token_id: int) -> tuple[FinishReason | None, int | None]:
         """Whether the sequence ends with `token_id`, just appended: (reason, the stop token if it was one)."""
         params = self.request.params
-        if self.num_output >= params.min_tokens and token_id in self.stop_ids:
+        if token_id in self.stop_ids and self.num_output >= params.min_tokens:
             return "stop", token_id
         if self.matcher is not None and self.matcher.is_over:
             return "stop", token_id if token_id in self.request.eos_token_ids else None
