@@ -11,11 +11,13 @@ from samebit.kernels.triton.experts import DEEP, MOST_AT_ONCE, TILES, mixture, m
 from samebit.kernels.triton.last import counters
 from samebit.kernels.triton.launch import num_launches
 from samebit.kernels.triton.linear import pack_linear
-from samebit.kernels.triton.routing import FEW_PAIRS, route
+from samebit.kernels.triton.routing import route
 from tests.kernels.cases import ints, normal
 
 BF16_ERROR = 2e-2  # of a row's largest value: two roundings of inputs of a sum, and one of the result
 EVERY_TILE = [(dtype, tiles) for dtype, table in TILES.items() for _, tiles in table]
+ANY_PAIRS = 1 << 20
+"""More pairs than any case has."""
 EVERY_TILE += [(dtype, replace(TILES[dtype][-1][1], gate_up=tile)) for dtype, tile in DEEP.items()]
 
 
@@ -143,7 +145,7 @@ def test_few_tokens_take_fewer_launches_and_have_the_same_bits(device, activatio
     ids, weights = route(logits, bias, 2, 2, 1.5, 1)
     num_tokens, operands = ints(live).to(device), (case.w13, case.w2, case.inner, 1)
     found = []
-    for pairs, rows in [(0, 0), (FEW_PAIRS, 0), (0, MOST_AT_ONCE), (FEW_PAIRS, MOST_AT_ONCE)]:
+    for pairs, rows in [(0, 0), (ANY_PAIRS, 0), (0, MOST_AT_ONCE), (ANY_PAIRS, MOST_AT_ONCE)]:
         monkeypatch.setattr(experts, "FEW_PAIRS", pairs)
         monkeypatch.setattr(experts, "MOST_AT_ONCE", rows)
         before = num_launches()
@@ -161,7 +163,7 @@ def test_addends_of_logits_give_the_mixture_of_their_sum(device, activation, mon
     addends, num_tokens = normal(7, 3, 4, 7).to(device), ints(4).to(device)
     ids, weights = route(in_order(addends), bias, 2, 2, 1.5, 1)
     wanted = moe(case.x, ids, weights, num_tokens, case.w13, case.w2, case.inner, 1)
-    for pairs in (0, FEW_PAIRS):
+    for pairs in (0, ANY_PAIRS):
         monkeypatch.setattr(experts, "FEW_PAIRS", pairs)
         found = mixture(case.x, addends, bias, 2, 2, 1.5, num_tokens, case.w13, case.w2, case.inner, 1)
         assert torch.equal(found, wanted)

@@ -10,8 +10,8 @@ from samebit.kernels.triton.last import counters
 from samebit.kernels.triton.launch import num_launches
 from samebit.kernels.triton.linear import (
     BLOCK_K,
+    CUT_TILES,
     SEGMENT_STEPS,
-    SEGMENTS_TILES,
     TILES,
     certified_row_counts,
     implementations,
@@ -24,7 +24,7 @@ SUM_OF_SEGMENTS = (66, 1024)
 SIZES = [(1, 1), (63, 100), (100, 63), (64, 257), (257, 130), SUM_OF_SEGMENTS]
 BF16_ROUNDING = 2**-8  # half a unit in the last place, with room for the sum's own rounding
 EVERY_TILE = [(dtype, tile) for dtype, tiles in TILES.items() for tile in tiles]
-EVERY_SEGMENTS_TILE = [(dtype, tile) for dtype, tiles in SEGMENTS_TILES.items() for tile in tiles]
+EVERY_SEGMENTS_TILE = [(dtype, tile) for dtype, tiles in TILES.items() for tile in (*tiles, CUT_TILES[dtype])]
 
 
 def operands(device, activation, num_rows, num_out, num_in, seed=1):
@@ -102,7 +102,7 @@ def test_a_sum_of_segments_has_the_same_bits_whoever_adds_it_up(device, activati
     by_the_caller = addends(x, weight)
     assert by_the_caller.shape[0] == num_segments(*SUM_OF_SEGMENTS, activation)
     assert torch.equal(in_order(by_the_caller), by_the_last)
-    monkeypatch.setattr(linear, "ENOUGH_PROGRAMS", 0)
+    monkeypatch.setattr(linear, "MOST_CUT_ROWS", 0)
     assert torch.equal(product(x, weight, wide=True), by_the_last)
 
 
@@ -116,12 +116,12 @@ def test_how_many_segments_the_last_loads_at_once_changes_no_bit(device, activat
 
 
 @pytest.mark.parametrize(("dtype", "tile"), EVERY_SEGMENTS_TILE)
-@pytest.mark.parametrize("programs", [0, 100])
-def test_a_tile_does_not_change_a_sum_of_segments(device, monkeypatch, dtype, tile, programs):
+@pytest.mark.parametrize("most_cut", [0, 40])
+def test_a_tile_does_not_change_a_sum_of_segments(device, monkeypatch, dtype, tile, most_cut):
     x, weight = operands(device, dtype, 33, *SUM_OF_SEGMENTS)
     expected = product(x, weight, wide=True)
     monkeypatch.setattr(linear, "tile_of", lambda *_: tile)
-    monkeypatch.setattr(linear, "ENOUGH_PROGRAMS", programs)
+    monkeypatch.setattr(linear, "MOST_CUT_ROWS", most_cut)
     assert torch.equal(product(x, weight, wide=True), expected)
 
 
@@ -288,12 +288,12 @@ def test_every_number_of_rows_is_the_sum_of_its_segments(device, activation, num
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("dtype", "tile"), EVERY_SEGMENTS_TILE)
-@pytest.mark.parametrize("programs", [0, 1 << 30])
-def test_every_tile_gives_the_same_sums_of_segments_at_model_sizes(device, monkeypatch, dtype, tile, programs):
+@pytest.mark.parametrize("most_cut", [0, 300])
+def test_every_tile_gives_the_same_sums_of_segments_at_model_sizes(device, monkeypatch, dtype, tile, most_cut):
     x, weight = operands(device, dtype, 300, 258, 4096)
     expected = product(x, weight, wide=True)
     monkeypatch.setattr(linear, "tile_of", lambda *_: tile)
-    monkeypatch.setattr(linear, "ENOUGH_PROGRAMS", programs)
+    monkeypatch.setattr(linear, "MOST_CUT_ROWS", most_cut)
     assert torch.equal(product(x, weight, wide=True), expected)
 
 

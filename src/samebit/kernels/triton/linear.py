@@ -73,22 +73,21 @@ TILES = {
 }
 """By activation dtype, the largest first, and for equally many the one that loads less ahead; found by benchmarks/tiles.py."""
 
-SEGMENTS_TILES = {
-    torch.bfloat16: (Tile(64, 128, 4, 8, 2), Tile(64, 64, 4, 4, 3), Tile(64, 32, 4, 4, 3), Tile(64, 16, 4, 4, 3)),
-    torch.float32: (Tile(64, 64, 4, 8, 2), Tile(16, 32, 4, 4, 3), Tile(16, 16, 4, 4, 3)),
-}
-"""Those of sums of segments; a program that walks all segments loads a whole one at once."""
+CUT_TILES = {torch.bfloat16: Tile(64, 16, 1, 4, 5), torch.float32: Tile(16, 16, 1, 4, 5)}
+"""That of a segment which has a program of its own: all its steps are under way."""
+MOST_CUT_ROWS = 16
+"""Rows of a sum of segments up to which each segment has one; for more, handing over what it came to takes longer than one after the other."""
 
 
 def tile_of(num_rows: int, num_out: int, num_in: int, dtype: torch.dtype) -> Tile:
     """The largest tile that makes enough programs, among those as wide as the tokens; at 64 tokens and more, narrower ones too."""
+    if is_cut(num_rows, num_out, num_in, dtype):
+        return CUT_TILES[dtype]
     widest = min(256, max(16, triton.next_power_of_2(num_rows)))
-    segments = num_segments(num_out, num_in, dtype)
-    tiles = (SEGMENTS_TILES if segments > 1 else TILES)[dtype]
-    fitting = [tile for tile in tiles if min(64, widest) <= tile.tokens <= widest]
+    fitting = [tile for tile in TILES[dtype] if min(64, widest) <= tile.tokens <= widest]
     chosen = fitting[-1]
     for tile in fitting:
-        if num_tiles(tile, num_rows, num_out) * segments >= ENOUGH_PROGRAMS:
+        if num_tiles(tile, num_rows, num_out) >= ENOUGH_PROGRAMS:
             chosen = tile
             break
     return chosen
@@ -104,6 +103,11 @@ def num_segments(num_out: int, num_in: int, dtype: torch.dtype) -> int:
     """The chains over K that an output element is the sum of, in their order."""
     length = SEGMENT_STEPS * BLOCK_K[dtype]
     return num_in // length if num_out <= FEW_OUT and num_in >= LONG_IN and num_in % length == 0 else 1
+
+
+def is_cut(num_rows: int, num_out: int, num_in: int, dtype: torch.dtype) -> bool:
+    """Whether each segment of a sum has a program of its own."""
+    return num_rows <= MOST_CUT_ROWS and num_segments(num_out, num_in, dtype) > 1
 
 
 def whole_span(span: int, num_in: int, dtype: torch.dtype) -> int:
@@ -191,6 +195,7 @@ def segments_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STEPS: tl.constexpr,
+    SPAN: tl.constexpr,
     IS_CUT: tl.constexpr,
     AT_ONCE: tl.constexpr,
     DOT: tl.constexpr,
@@ -198,7 +203,7 @@ def segments_kernel(
     """A tile of out [T, N], the sum of SEGMENTS products of STEPS steps along K.
 
     With IS_CUT each has a program of its own, and a place in ``addends`` [SEGMENTS, T, N] fp32; the last program of a tile adds them
-    up, AT_ONCE of which it loads before the first is needed, if AT_ONCE is not 0.
+    up, AT_ONCE of which it loads before the first is needed, if AT_ONCE is not 0. Else one program walks all, SPAN steps at a time.
     """
     tile, tiles_n = tl.program_id(0), tl.cdiv(num_out, BLOCK_N)
     n = (tile % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -227,10 +232,17 @@ def segments_kernel(
             tl.store(out + at, sums.to(out.dtype.element_ty), mask=is_there)
     else:
         total = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
-        for first in range(0, num_in, LENGTH):
-            total += chain(
-                weights + first, inputs + first, is_row, LENGTH, BLOCK_N, BLOCK_T, BLOCK_K, STEPS, True, DOT
-            )  # fmt: skip
+        part = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
+        # One loop over all steps, so that those of the next segment are under way before this one is added.
+        for first in range(0, num_in, BLOCK_K * SPAN):
+            for step in tl.static_range(SPAN):
+                k = first + step * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+                w = tl.load(weights + k)
+                row = tl.load(inputs + k, mask=is_row, other=0.0)
+                part = tl.dot(w.to(DOT), tl.trans(row.to(DOT)), part, input_precision="ieee")
+            if (first + BLOCK_K * SPAN) % LENGTH == 0:
+                total += part
+                part = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
         tl.store(out + at, tl.trans(total).to(out.dtype.element_ty), mask=is_there)
 
 
@@ -249,9 +261,9 @@ def linear(activation: torch.dtype, x: Tensor, weight: Tensor, num_out: int, wid
     tile = tile_of(num_rows, num_out, num_in, activation)
     segments = num_segments(num_out, num_in, activation)
     if segments > 1:
-        is_cut = num_tiles(tile, num_rows, num_out) < ENOUGH_PROGRAMS
-        found = torch.empty((segments, num_rows, num_out) if is_cut else 0, dtype=torch.float32, device=x.device)
-        launch_segments(x, weight, found, out, tile, is_cut=is_cut)
+        cut = is_cut(num_rows, num_out, num_in, activation)
+        found = torch.empty((segments, num_rows, num_out) if cut else 0, dtype=torch.float32, device=x.device)
+        launch_segments(x, weight, found, out, tile, is_cut=cut)
         return out
     launch(
         linear_kernel,
@@ -284,12 +296,12 @@ def launch_segments(x: Tensor, weight: Tensor, found: Tensor, out: Tensor | None
         BLOCK_T=tile.tokens,
         BLOCK_K=BLOCK_K[x.dtype],
         STEPS=SEGMENT_STEPS,
+        SPAN=min(tile.span, SEGMENT_STEPS),
         IS_CUT=is_cut,
         AT_ONCE=0 if out is None else at_once,
         DOT=dot_dtype(x.dtype),
         num_warps=tile.num_warps,
-        # A program of one segment has all of it under way.
-        num_stages=SEGMENT_STEPS + 1 if is_cut else tile.num_stages,
+        num_stages=tile.num_stages,
     )  # fmt: skip
 
 
@@ -302,7 +314,7 @@ def addends(activation: torch.dtype, x: Tensor, weight: Tensor, num_out: int, li
     x = x.to(activation)
     assert x.stride(1) == 1, x.stride()
     found = torch.empty((segments, x.shape[0], num_out), dtype=torch.float32, device=x.device)
-    launch_segments(x, weight, found, None, tile_of(x.shape[0], num_out, x.shape[1], activation), is_cut=True)
+    launch_segments(x, weight, found, None, CUT_TILES[activation], is_cut=True)
     return found
 
 

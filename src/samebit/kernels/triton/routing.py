@@ -15,7 +15,7 @@ from torch import Tensor
 
 from samebit.kernels.triton.launch import launch
 
-FEW_PAIRS = 512
+FEW_PAIRS = 128
 """So many pairs, and fewer, are routed and grouped in one launch."""
 FEW_BLOCK = 16
 """Tokens that an expert's program looks at in one step there."""
