@@ -183,7 +183,7 @@ def test_a_native_kernel_that_the_dispatcher_does_not_see_is_refused(make_engine
     runner = engine._runner
     kernels = runner._place.kernels
     if not kernels.name.startswith("native"):
-        pytest.skip(f"{kernels.name} kernels are not in C")
+        pytest.skip(f"{kernels.name} kernels are not in C")  # the fault is a call of C that torch does not see
     import ctypes
 
     from samebit.kernels.native.build import load_library

@@ -27,7 +27,7 @@ def test_a_sound_engine_passes_the_battery(check):
 def test_every_mutant_is_caught(name, monkeypatch):
     mutant = MUTANTS[name]
     if name in NEEDS_A_COMPILER and not has_native_kernels():
-        pytest.skip("the torch set has nothing below the dispatcher")
+        pytest.skip("the torch set has nothing below the dispatcher")  # so no launch of it can be hidden
     # A failed step is logged with its trace; here that is what is wanted.
     monkeypatch.setattr(logging.getLogger("samebit"), "disabled", True)
     monkeypatch.setattr(logging.getLogger("samebit.engine.engine"), "disabled", True)

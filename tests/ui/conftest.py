@@ -40,7 +40,8 @@ def chromium():
     driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra dev or ui)")
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
-        pytest.skip(f"no browser is found; install one of {', '.join(BROWSERS)}, or set CHROMIUM")
+        names = ", ".join(BROWSERS)
+        pytest.skip(f"no browser is found; install one of {names}, or set CHROMIUM")  # CI installs one where it can
     with driver.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
