@@ -91,6 +91,7 @@ def capture_graphs(config: EngineConfig, runner: LocalRunner, loaded: Loaded, ge
     runner.prepare(buckets)
     if config.capture == "use":
         return
+    runner.compile(buckets)
     from rich.console import Console  # noqa: PLC0415 - as below
     from rich.progress import track  # noqa: PLC0415 - an engine on a CPU should not pay for it
 
@@ -153,14 +154,16 @@ def cache_budget(config: EngineConfig, loaded: Loaded, max_drafts: int, device: 
     )
     geometry, _ = size_pools(small, layout, loaded.model.max_length, max_drafts, 1, free_bytes(device))
     pools = StatePools(geometry, device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
     buckets = buckets_of(config, loaded, geometry)
     # A step that fits no graph may want more than the largest that does: as many logits as exist at once, and masks of all rows.
     largest, words = buckets[-1], max(bucket.mask_words for bucket in buckets)
     samples = max(largest.samples, min(LOGITS_SLICE, largest.tokens))
     wordy = replace(largest, samples=samples, masks=geometry.num_slots, mask_words=words)
-    make_runner(msgspec.structs.replace(config, graph="eager"), loaded, pools, device).run_inert(wordy)
+    runner = make_runner(msgspec.structs.replace(config, graph="eager"), loaded, pools, device)
+    runner.compile([wordy] if config.capture == "use" else [wordy, *buckets])
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    runner.run_inert(wordy)
     workspace = _WORKSPACES * (torch.cuda.max_memory_allocated(device) - before)
     del pools
     torch.cuda.empty_cache()

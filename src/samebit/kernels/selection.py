@@ -51,6 +51,7 @@ def triton_kernels(element: Element, device: torch.device, max_rows: int) -> Ker
         element=element,
         _library_rows=triton_set.make_library_rows(dtype, device, max_rows),
         limits=triton_set.LIMITS,
+        _compile_for=triton_set.compile_for,
     )
 
 

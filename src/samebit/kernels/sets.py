@@ -54,6 +54,7 @@ class KernelSet:
     element: Element = "float32"
     _library_rows: Callable[[Tensor], frozenset[int]] = field(default=lambda _: frozenset(), repr=False)
     limits: Mapping[str, int] = field(default_factory=dict, repr=False)
+    _compile_for: Callable[[Callable[[], object]], None] = field(default=lambda _: None, repr=False)
 
     def check_size(self, what: str, size: int) -> None:
         """Raise UnsupportedSizeError if ``size`` is more than the set's limit of ``what``, if it has one."""
@@ -68,6 +69,10 @@ class KernelSet:
     def num_launches(self) -> int:
         """Kernels that this thread has launched so far, counted below the dispatcher; 0 where there is nothing below it."""
         return self._count_launches()
+
+    def compile_for(self, run: Callable[[], object]) -> None:
+        """Have the kernels that ``run`` calls compiled, side by side, where that is done at first use; none runs, and all return zeros."""
+        self._compile_for(run)
 
     def without(self, shapes: Iterable[tuple[int, int]]) -> "KernelSet":
         """This set, except that products with weights of these shapes (N, K) are left to the torch set."""

@@ -144,6 +144,10 @@ class LocalRunner:
         self._captured.clear()
         self._ladder = Ladder([])
 
+    def compile(self, buckets: Sequence[Bucket]) -> None:
+        """Have the kernels of steps in `buckets` compiled, side by side."""
+        self._place.kernels.compile_for(lambda: [self.run_inert(bucket) for bucket in buckets])
+
     @torch.inference_mode()
     def run_inert(self, bucket: Bucket) -> None:
         """Run a step of no rows in `bucket`, eagerly: it takes the memory that any step of these sizes takes."""

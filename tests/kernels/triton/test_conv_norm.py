@@ -1,10 +1,6 @@
 """A norm in the launch of the convolution before it: the bits of both by themselves."""
 
-import json
-import os
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,6 +12,7 @@ from samebit.kernels.triton.launch import num_launches
 from samebit.kernels.values import ConvIndex
 from tests.kernels.cases import normal
 from tests.kernels.triton import conv_steps
+from tests.kernels.triton.compiling import told
 from tests.kernels.triton.conv_steps import RING, TAPS, kept, programs_in_order
 
 EPS = 1e-6
@@ -99,12 +96,7 @@ def test_which_steps_have_one_launch_is_a_function_of_sizes():
 
 
 def test_a_norm_behind_a_convolution_lies_over_threads_as_the_norm_by_itself(tmp_path):
-    # Kernels are compiled for a device, which need not be there, in a process that does not interpret them.
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    command = [sys.executable, "-m", "tests.kernels.triton.norm_layouts"]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    pairs = json.loads(found.stdout)
+    pairs = told("norm_layouts", tmp_path)
     assert len(pairs) > 1
     for behind, alone in pairs:
         assert len(alone) == 1

@@ -5,18 +5,24 @@ Knows no kernel.
 """
 
 import functools
+import os
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter, on CPU tensors."""
 
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
-_launches = threading.local()
+_here = threading.local()
 
 if IS_INTERPRETED:
     from samebit.kernels.triton.interpreted import install
@@ -30,11 +36,38 @@ def dot_dtype(dtype: torch.dtype) -> Any:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
-    """Run ``kernel`` on ``grid``; a grid without programs launches nothing."""
+    """Run ``kernel`` on ``grid``; a grid without programs launches nothing. In ``compile_for`` it is compiled only."""
     if not all(grid):
         return
-    _launches.count = num_launches() + 1
-    kernel[grid](*args, **meta)
+    _here.count = num_launches() + 1
+    if getattr(_here, "is_compiling", False):
+        kernel.warmup(*args, grid=grid, **meta)
+    else:
+        kernel[grid](*args, **meta)
+
+
+class _Zeros(TorchDispatchMode):
+    """Tensors are zeros that would have been made for a kernel to write; as an index, any other value might be out of bounds."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # Any: torch's protocol
+        made = func(*args, **(kwargs or {}))
+        if func.namespace == "samebit" or "empty" in func.name():
+            tree_map_only(Tensor, Tensor.zero_, made)
+        return made
+
+
+def compile_for(run: Callable[[], object]) -> None:
+    """Compile, side by side, the kernels that ``run`` launches in this thread, and launch none: what they would return is zeros."""
+    if IS_INTERPRETED:
+        return
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as executor, triton.AsyncCompileMode(executor), _Zeros():
+        _here.is_compiling = True
+        try:
+            run()
+        finally:
+            _here.is_compiling = False
 
 
 @functools.cache
@@ -45,4 +78,4 @@ def num_programs(device: torch.device, per_processor: int) -> int:
 
 def num_launches() -> int:
     """Kernels that this thread has launched so far."""
-    return int(getattr(_launches, "count", 0))
+    return int(getattr(_here, "count", 0))

@@ -29,6 +29,7 @@ from samebit.kernels.triton import (
 )
 
 num_launches = launch.num_launches
+compile_for = launch.compile_for
 # With fewer rows a library gains nothing, or splits sums over K.
 _LEAST_LIBRARY_ROWS = 32
 # Elements of a product that is tried: 1 GiB in fp32.

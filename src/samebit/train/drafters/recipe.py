@@ -39,7 +39,7 @@ class BlockShape:
 class OwnTexts:
     """Text of the target's own: a `share` of the steps, in sequences of `length` tokens of which the first `prompt` are given.
 
-    `rows` are written at a time, half of them drawn and half greedy, and each is used `uses` times.
+    `rows` are written at a time, one in `drawn_every` drawn and the others greedy, and each is used `uses` times.
     """
 
     share: float
@@ -47,6 +47,7 @@ class OwnTexts:
     length: int
     prompt: int
     uses: int
+    drawn_every: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ DRAFTER_RECIPES: Mapping[str, DrafterRecipe] = {
         lengths=(512, 512, 512, 512, 512, 512, 1024, 2048),
         tokens_per_block=4,
         dialogue_share=0.25,
-        own=OwnTexts(share=0.35, rows=4096, length=512, prompt=64, uses=4),
+        own=OwnTexts(share=0.75, rows=4096, length=512, prompt=64, uses=4),
         measures=Measures(rows=64, prompt=256, new=192, distances=(250, 1000), probes=48, reply=48),
         # With what it takes to start, to write text and to measure below 400 s.
         seconds=320,

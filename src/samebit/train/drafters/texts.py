@@ -56,13 +56,14 @@ class Texts:
         return self._own.pop()
 
     def _written(self) -> Tensor:
-        """New text: rows that begin as the feed's do, every second one greedy."""
+        """New text: rows that begin as the feed's do, most of them greedy."""
         own, began = self._recipe.own, time.monotonic()
         parts: list[Tensor] = []
         while sum(map(len, parts)) < own.rows:
             parts.append(self._feed.batch().token_ids.view(-1, own.length)[:, : own.prompt])
         prompts = torch.cat(parts)[: own.rows]
-        temperature = (torch.arange(own.rows, device=prompts.device) % 2).float()[:, None]
+        drawn = torch.arange(own.rows, device=prompts.device) % own.drawn_every == 0
+        temperature = drawn.float()[:, None]
 
         def draw(logits: Tensor, _place: int) -> Tensor:
             noise = gumbel((logits.shape[0], logits.shape[1]), self._generator)
