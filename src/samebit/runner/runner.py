@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -44,13 +45,14 @@ class _Place:
 
 
 class _Program:
-    """The step function on the buffers of one bucket; owner of these buffers."""
+    """The step function on the buffers of one bucket, whose kernels are compiled; owner of these buffers."""
 
     def __init__(self, place: _Place, bucket: Bucket) -> None:
         self._pools = place.pools
         self.buffers = StepBuffers(bucket, place.pools, place.device, place.speculation)
         self.results = Results(place.kernels)
         self._step = (place.model, place.kernels, self.buffers, place.pools, bucket, place.speculation)
+        place.kernels.compile_for(partial(_Program.run, self))
 
     def run(self) -> Tensor:
         """Run the step on what the inputs hold; its results as `results` packs them."""
@@ -144,9 +146,10 @@ class LocalRunner:
         self._captured.clear()
         self._ladder = Ladder([])
 
+    @torch.inference_mode()
     def compile(self, buckets: Sequence[Bucket]) -> None:
         """Have the kernels of steps in `buckets` compiled, side by side."""
-        self._place.kernels.compile_for(lambda: [self.run_inert(bucket) for bucket in buckets])
+        self._place.kernels.compile_for(lambda: [_Program(self._place, bucket) for bucket in buckets])
 
     @torch.inference_mode()
     def run_inert(self, bucket: Bucket) -> None:

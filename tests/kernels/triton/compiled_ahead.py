@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import torch
 import triton
@@ -11,8 +12,23 @@ from triton.backends.driver import DriverBase
 from samebit.kernels.triton import launch, rows
 
 
+class Launcher:
+    """Stands for the code that launches a kernel; there is nothing to launch on."""
+
+    def __init__(self, *_):
+        """Of a kernel's source and metadata."""
+
+    def __call__(self, *_):
+        raise RuntimeError("launched")
+
+
 class Absent(DriverBase):
     """A driver that knows what to compile for; whatever is launched fails."""
+
+    launcher_cls = Launcher
+    utils = SimpleNamespace(
+        load_binary=lambda *_: (1, 1, 32, 0, 1024), get_device_properties=lambda _: {"max_shared_mem": 232448}
+    )
 
     @classmethod
     def is_active(cls):
@@ -26,6 +42,9 @@ class Absent(DriverBase):
 
     def get_current_device(self):
         return 0
+
+    def set_current_device(self, device):
+        assert device == 0
 
     def get_current_stream(self, device):
         return 0
@@ -53,7 +72,9 @@ def main() -> None:
         {
             "shapes": [list(out.shape) for out in made],
             "launches": launch.num_launches() - before,
-            "compiled": sorted(type(kernel).__name__ for kernel in kernels.values()),
+            "compiled": [type(kernel).__name__ for kernel in kernels.values()],
+            "loaded": [kernel.module is not None for kernel in kernels.values()],
+            "values": [out.abs().max().item() for out in made],
         },
         sys.stdout,
     )

@@ -40,10 +40,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     if not all(grid):
         return
     _here.count = num_launches() + 1
-    if getattr(_here, "is_compiling", False):
-        kernel.warmup(*args, grid=grid, **meta)
-    else:
+    wanted = _wanted()
+    if wanted is None:
         kernel[grid](*args, **meta)
+    else:
+        wanted.append(kernel.warmup(*args, grid=grid, **meta))
 
 
 class _Zeros(TorchDispatchMode):
@@ -62,12 +63,32 @@ def compile_for(run: Callable[[], object]) -> None:
     """Compile, side by side, the kernels that ``run`` launches in this thread, and launch none: what they would return is zeros."""
     if IS_INTERPRETED:
         return
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as executor, triton.AsyncCompileMode(executor), _Zeros():
-        _here.is_compiling = True
+    if _wanted() is not None:
+        run()  # part of a larger run
+        return
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as executor:
+        _here.wanted = []
         try:
-            run()
+            with triton.AsyncCompileMode(executor), _Zeros():
+                run()
+            compiled = {
+                kernel.result() if isinstance(kernel, triton.FutureKernel) else kernel for kernel in _here.wanted
+            }
         finally:
-            _here.is_compiling = False
+            _here.wanted = None
+        device = triton.runtime.driver.active.get_current_device()
+        list(executor.map(functools.partial(_load, device), compiled))
+
+
+def _wanted() -> list[Any] | None:
+    """What has been asked to be compiled in this thread, while that is all that is wanted."""
+    return getattr(_here, "wanted", None)
+
+
+def _load(device: int, kernel: Any) -> None:
+    """Have the C code that launches a kernel compiled, and the kernel loaded."""
+    triton.runtime.driver.active.set_current_device(device)  # each thread has its own
+    _ = kernel.run
 
 
 @functools.cache
