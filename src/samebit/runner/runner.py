@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -45,14 +44,13 @@ class _Place:
 
 
 class _Program:
-    """The step function on the buffers of one bucket, whose kernels are compiled; owner of these buffers."""
+    """The step function on the buffers of one bucket; owner of these buffers."""
 
     def __init__(self, place: _Place, bucket: Bucket) -> None:
         self._pools = place.pools
         self.buffers = StepBuffers(bucket, place.pools, place.device, place.speculation)
         self.results = Results(place.kernels)
         self._step = (place.model, place.kernels, self.buffers, place.pools, bucket, place.speculation)
-        place.kernels.compile_for(partial(_Program.run, self))
 
     def run(self) -> Tensor:
         """Run the step on what the inputs hold; its results as `results` packs them."""
@@ -137,6 +135,7 @@ class LocalRunner:
     def capture(self, bucket: Bucket) -> _Program:
         """The program that replays the graph of a bucket that was prepared."""
         if bucket not in self._captured:
+            self.compile([bucket])
             self._captured[bucket] = _RecordedProgram(self._place, bucket)
         return self._captured[bucket]
 
@@ -148,8 +147,9 @@ class LocalRunner:
 
     @torch.inference_mode()
     def compile(self, buckets: Sequence[Bucket]) -> None:
-        """Have the kernels of steps in `buckets` compiled, side by side."""
-        self._place.kernels.compile_for(lambda: [_Program(self._place, bucket) for bucket in buckets])
+        """Have the kernels of steps in `buckets` compiled, side by side, if they are compiled at all."""
+        # Buffers are made in there, too, so that no step finds in them what was in memory before.
+        self._place.kernels.compile_for(lambda: [_Program(self._place, bucket).run() for bucket in buckets])
 
     @torch.inference_mode()
     def run_inert(self, bucket: Bucket) -> None:
@@ -165,6 +165,7 @@ class LocalRunner:
     def _program(self, bucket: Bucket) -> _Program:
         program = self._programs.pop(bucket, None)
         if program is None:
+            self.compile([bucket])
             make = _RecordedProgram if self._graph == "trace" else _Program
             program = make(self._place, bucket)
         self._programs[bucket] = program

@@ -12,3 +12,18 @@ def test_kernels_are_compiled_for_what_is_to_run_and_none_runs(tmp_path):
     # One for each number of columns: whole, not standing in for what is still to come, and ready to be launched.
     assert found["compiled"] == ["CompiledKernel"] * 2
     assert found["loaded"] == [True] * 2
+
+
+def test_all_steps_of_an_engine_can_be_compiled_whatever_memory_holds(tmp_path):
+    found = told("compiled_steps", tmp_path)
+    assert found["buckets"] > 10
+    # From the first launch of a step to its last.
+    wanted = {
+        "find_addresses_kernel",
+        "attend_kernel",
+        "convolve_kernel",
+        "down_kernel",
+        "sample_kernel",
+        "joined_bytes_kernel",
+    }
+    assert wanted < set(found["kernels"])
