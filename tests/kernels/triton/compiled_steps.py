@@ -1,4 +1,4 @@
-"""Compiles all steps of a small engine for a Hopper device that is not there, and writes what was compiled.
+"""Compiles all steps of small engines for a Hopper device that is not there, and writes what was compiled, and changed.
 
 What memory holds before anything is written to it is out of every bound here. Triton must not be interpreting.
 """
@@ -6,11 +6,13 @@ What memory holds before anything is written to it is out of every bound here. T
 import json
 import sys
 import tempfile
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 import triton
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samebit.core.config import EngineConfig, SpeculativeConfig
@@ -18,6 +20,8 @@ from samebit.engine import device, loading
 from samebit.engine.engine import Engine
 from samebit.kernels.triton import attention, experts
 from samebit.kernels.triton import set as triton_set
+from samebit.models.hash import HashConfig, save_hash
+from samebit.state.pools import StatePools
 from tests.kernels.triton.compiled_ahead import Absent
 from tests.random_checkpoint import write_checkpoint
 
@@ -35,26 +39,47 @@ class Poison(TorchDispatchMode):
         return made
 
 
-def engine_without_device(patches: pytest.MonkeyPatch) -> Engine:
+def engine_without_device(patches: pytest.MonkeyPatch, model: Path, **settings: object) -> Engine:
     """An engine that could run nothing: its kernels are for a device."""
     patches.setattr(triton_set, "check_device", lambda _: None)
     patches.setattr(triton_set, "make_library_rows", lambda *_: lambda _: frozenset())
     patches.setattr(loading, "certify", lambda *_args, **_options: [])
     for module in (attention, experts):
         patches.setattr(module, "num_programs", lambda *_: 132)
-    with tempfile.TemporaryDirectory() as folder:
-        model = str(write_checkpoint(Path(folder), depths=2))
-        guesses = SpeculativeConfig(method="mtp")
-        return Engine(EngineConfig(model=model, kernels="triton", speculative_config=guesses, **SETTINGS))
+    return Engine(EngineConfig(model=str(model), kernels="triton", **SETTINGS, **settings))
+
+
+def state_of(pools: StatePools) -> list[Tensor]:
+    """Every tensor of the state."""
+    tables = [getattr(pools.tables, field.name) for field in fields(pools.tables)]
+    kept = [
+        pools.row_tags,
+        *pools.page_tags,
+        *(stream.rows for stream in pools.conv),
+        *(tensor for of in tables for tensor in of),
+    ]
+    return kept + [tensor for group in pools.kv for layer in group for tensor in (layer.k, layer.v)]
+
+
+def compile_all(engine: Engine) -> dict[str, int]:
+    """Have all steps compiled that the engine would capture; how many sizes there are, and how much of the state has changed."""
+    buckets = device.buckets_of(engine._config, engine._loaded, engine.pools.geometry)
+    before = [tensor.clone() for tensor in state_of(engine.pools)]
+    with Poison():
+        engine._runner.compile(buckets)
+    changed = [not torch.equal(a, b) for a, b in zip(before, state_of(engine.pools), strict=True)]
+    return {"buckets": len(buckets), "tensors": len(changed), "changed": sum(changed)}
 
 
 def main() -> None:
     triton.runtime.driver.set_active(Absent())
-    with pytest.MonkeyPatch.context() as patches:
-        engine = engine_without_device(patches)
-        buckets = device.buckets_of(engine._config, engine._loaded, engine.pools.geometry)
-        with Poison():
-            engine._runner.compile(buckets)
+    with pytest.MonkeyPatch.context() as patches, tempfile.TemporaryDirectory() as folder:
+        small = write_checkpoint(Path(folder) / "small", depths=2)
+        guesses = SpeculativeConfig(method="mtp")
+        engines = [engine_without_device(patches, small, speculative_config=guesses)]
+        hashed = save_hash(Path(folder) / "hash", HashConfig(mixers=("full", 6, "conv")))
+        engines.append(engine_without_device(patches, hashed))
+        found = [compile_all(engine) for engine in engines]
     names = [
         value.fn.__name__
         for name, module in sorted(sys.modules.items())
@@ -62,7 +87,7 @@ def main() -> None:
         for value in vars(module).values()
         if isinstance(value, triton.JITFunction) and value.fn.__module__ == name and value.device_caches
     ]
-    json.dump({"buckets": len(buckets), "kernels": names}, sys.stdout)
+    json.dump({"engines": found, "kernels": names}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -47,12 +47,18 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
         wanted.append(kernel.warmup(*args, grid=grid, **meta))
 
 
-class _Zeros(TorchDispatchMode):
-    """Tensors are zeros that would have been made for a kernel to write; as an index, any other value might be out of bounds."""
+class _Idle(TorchDispatchMode):
+    """What a kernel would write are zeros, as any other index might be out of bounds; what exists is not changed by torch either."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:  # Any: torch's protocol
+        schema = func._schema  # noqa: SLF001 - torch tells nowhere else what an operation writes to
+        if func.namespace == "aten" and schema.is_mutable:
+            names = [argument.name for argument in schema.arguments]
+            given = dict(zip(names, args, strict=False)) | (kwargs or {})
+            written = [given[a.name] for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+            return written[0] if schema.returns else None
         made = func(*args, **(kwargs or {}))
         if func.namespace == "samebit" or "empty" in func.name():
             tree_map_only(Tensor, Tensor.zero_, made)
@@ -60,7 +66,7 @@ class _Zeros(TorchDispatchMode):
 
 
 def compile_for(run: Callable[[], object]) -> None:
-    """Compile, side by side, the kernels that ``run`` launches in this thread, and launch none: what they would return is zeros."""
+    """Compile, side by side, the kernels that ``run`` launches in this thread, and launch none; nothing that exists is changed."""
     if IS_INTERPRETED:
         return
     if _wanted() is not None:
@@ -69,7 +75,7 @@ def compile_for(run: Callable[[], object]) -> None:
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as executor:
         _here.wanted = []
         try:
-            with triton.AsyncCompileMode(executor), _Zeros():
+            with triton.AsyncCompileMode(executor), _Idle():
                 run()
             compiled = {
                 kernel.result() if isinstance(kernel, triton.FutureKernel) else kernel for kernel in _here.wanted
