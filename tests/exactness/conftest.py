@@ -24,6 +24,7 @@ SETTINGS = {
     "num_checkpoints": 40,
     "poison": True,
     "graph": "eager",
+    "capture": "use",
 }
 
 

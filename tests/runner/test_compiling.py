@@ -1,10 +1,11 @@
-"""A step of new sizes is handed to whoever compiles its kernels before it runs."""
+"""A step is handed to whoever compiles its kernels before it is captured."""
 
 from __future__ import annotations
 
 import pytest
 
 from samebit.core.config import EngineConfig
+from samebit.engine.device import buckets_of
 from samebit.engine.engine import Engine
 from samebit.inputs import Bucket
 from samebit.kernels.sets import KernelSet
@@ -36,9 +37,9 @@ def model(tmp_path_factory):
     return str(write_checkpoint(tmp_path_factory.mktemp("small")))
 
 
-@pytest.mark.parametrize("graph", ["eager", "trace"])
-def test_a_step_of_new_sizes_is_compiled_before_it_runs(model, graph, events):
-    engine = Engine(EngineConfig(model=model, graph=graph, num_threads=1, page_size=4))
+def test_the_kernels_of_a_step_are_compiled_before_it_is_captured(model, events):
+    engine = Engine(EngineConfig(model=model, num_threads=1, page_size=4, max_num_seqs=2))
+    engine._runner.prepare(buckets_of(engine._config, engine._loaded, engine.pools.geometry))
     assert run_alone(engine, make_request("r", list(range(9)), max_tokens=6)).error is None
     buckets = {event for event in events if event != "compile"}
     assert len(buckets) > 1

@@ -111,6 +111,7 @@ def _reference_config(base: EngineConfig) -> EngineConfig:
         checkpoint_interval=base.page_size,
         enable_prefix_caching=True,
         graph="eager",
+        capture="start",  # kernels are compiled side by side then
         schedule=Schedule(),
     )
 

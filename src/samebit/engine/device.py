@@ -84,14 +84,20 @@ def buckets_of(config: EngineConfig, loaded: Loaded, geometry: StateGeometry) ->
 
 
 def capture_graphs(config: EngineConfig, runner: LocalRunner, loaded: Loaded, geometry: StateGeometry) -> None:
-    """Have the steps that an engine expects to run captured, now or when they run first, if it uses CUDA graphs."""
-    if config.graph != "cuda":
+    """On a GPU: have the kernels of the steps that an engine expects to run compiled, and the steps captured, if it uses CUDA graphs.
+
+    Where `capture` is "use", all this is done when a step of such sizes runs first.
+    """
+    if config.device != "cuda":
         return
     buckets = buckets_of(config, loaded, geometry)
-    runner.prepare(buckets)
+    if config.graph == "cuda":
+        runner.prepare(buckets)
     if config.capture == "use":
         return
     runner.compile(buckets)
+    if config.graph != "cuda":
+        return
     from rich.console import Console  # noqa: PLC0415 - as below
     from rich.progress import track  # noqa: PLC0415 - an engine on a CPU should not pay for it
 

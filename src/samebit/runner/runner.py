@@ -165,7 +165,6 @@ class LocalRunner:
     def _program(self, bucket: Bucket) -> _Program:
         program = self._programs.pop(bucket, None)
         if program is None:
-            self.compile([bucket])
             make = _RecordedProgram if self._graph == "trace" else _Program
             program = make(self._place, bucket)
         self._programs[bucket] = program
