@@ -323,6 +323,23 @@ def test_when_time_is_up_no_scenario_begins_and_the_report_counts_those_that_are
     assert report.status == 0
 
 
+@pytest.mark.parametrize("speculative_config", [None, SpeculativeConfig(method="ngram")])
+def test_an_audit_of_a_drafter_begins_with_its_guesses(audit_small, speculative_config):
+    class EnoughError(Exception):
+        pass
+
+    seen = []
+
+    def first(result, _total):
+        seen.append(result.name)
+        raise EnoughError
+
+    with pytest.raises(EnoughError):
+        audit_small(on_scenario=first, speculative_config=speculative_config)
+    assert seen[0].endswith("/own") == (speculative_config is not None)
+    assert sorted(all_scenarios(own_first=True), key=str) == sorted(all_scenarios(), key=str)
+
+
 def test_scenarios_are_every_combination_once():
     found = all_scenarios()
     assert len({scenario.name for scenario in found}) == len(found) == 70

@@ -79,8 +79,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def all_scenarios(device: str = "cpu", chunks: Mapping[str, tuple[int, ...]] = CHUNKS) -> list[Scenario]:
-    """Every combination without guesses on a device, then some with them; equal configs are together."""
+def all_scenarios(
+    device: str = "cpu", chunks: Mapping[str, tuple[int, ...]] = CHUNKS, *, own_first: bool = False
+) -> list[Scenario]:
+    """Every combination without guesses on a device, then some with them, those of the settings' own drafter before all if
+    `own_first`; equal configs are together.
+    """
     executions = EXECUTIONS[device]
     axes = itertools.product(executions, chunks, COMPANIES, CACHES)
     found = [Scenario(cache=cache, company=who, chunks=cut, execution=how) for how, cut, who, cache in axes]
@@ -88,7 +92,8 @@ def all_scenarios(device: str = "cpu", chunks: Mapping[str, tuple[int, ...]] = C
     found.sort(key=lambda s: (s.execution, ranks[s.chunks], s.company == "preempted", s.cache == "off"))
     # A lone request as it is, and crowded ones with all that can disturb them.
     guessing = itertools.product(executions, DRAFTS[1:], (("solo", "whole"), ("preempted", "mixed")), ("cold", "hit"))
-    return found + [
+    found += [
         Scenario(cache=cache, company=who, chunks=cut, execution=how, drafts=drafts)
         for how, drafts, (who, cut), cache in guessing
     ]
+    return sorted(found, key=lambda one: one.drafts != "own") if own_first else found
