@@ -31,8 +31,15 @@ def test_a_long_busy_run_is_exact(layout, kernel_kind):
     assert world.player.num_hits > 10
 
 
-@pytest.mark.parametrize("graph", ["eager", "trace"])
-@pytest.mark.parametrize("layout", range(len(LAYOUTS)))
+# Recording takes most of a recorded run: every second layout is left to longer runs.
+WITH_A_DRAFTER = [
+    pytest.param(layout, graph, marks=[pytest.mark.slow] if graph == "trace" and layout % 2 else [])
+    for layout in range(len(LAYOUTS))
+    for graph in ("eager", "trace")
+]
+
+
+@pytest.mark.parametrize(("layout", "graph"), WITH_A_DRAFTER)
 def test_a_long_busy_run_with_a_drafter_is_exact(layout, graph):
     speculation = {"method": "mtp", "num_speculative_tokens": 1 + layout}
     world = busy_world(layout, "auto", speculative_config=speculation, graph=graph)
