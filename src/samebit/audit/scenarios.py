@@ -91,7 +91,9 @@ def all_scenarios(
     ranks = {name: rank for rank, name in enumerate(chunks)}
     found.sort(key=lambda s: (s.execution, ranks[s.chunks], s.company == "preempted", s.cache == "off"))
     # A lone request as it is, and crowded ones with all that can disturb them.
-    guessing = itertools.product(executions, DRAFTS[1:], (("solo", "whole"), ("preempted", "mixed")), ("cold", "hit"))
+    guessing = itertools.product(
+        sorted(executions), DRAFTS[1:], (("solo", "whole"), ("preempted", "mixed")), ("cold", "hit")
+    )
     found += [
         Scenario(cache=cache, company=who, chunks=cut, execution=how, drafts=drafts)
         for how, drafts, (who, cut), cache in guessing

@@ -1,5 +1,7 @@
 """Kernels can be compiled before anything runs."""
 
+import pytest
+
 from tests.kernels.triton.compiling import told
 
 
@@ -14,8 +16,10 @@ def test_kernels_are_compiled_for_what_is_to_run_and_none_runs(tmp_path):
     assert found["loaded"] == [True] * 2
 
 
-def test_all_steps_of_an_engine_can_be_compiled_whatever_memory_holds_and_change_nothing(tmp_path):
-    found = told("compiled_steps", tmp_path)
+# All kernels of the steps take half a minute; without, only what is not a kernel is at work.
+@pytest.mark.parametrize("what", ["none", pytest.param("all", marks=pytest.mark.slow)])
+def test_all_steps_of_an_engine_can_be_compiled_whatever_memory_holds_and_change_nothing(tmp_path, what):
+    found = told("compiled_steps", tmp_path, what)
     for engine in found["engines"]:
         assert engine["buckets"] > 5
         assert engine["tensors"] > 10
@@ -23,3 +27,4 @@ def test_all_steps_of_an_engine_can_be_compiled_whatever_memory_holds_and_change
     # From the first launch of a step to its last.
     wanted = {"find_addresses_kernel", "attend_kernel", "convolve_kernel", "down_kernel", "sample_kernel"}
     assert {*wanted, "joined_bytes_kernel"} < set(found["kernels"])
+    assert len(list(tmp_path.rglob("*.cubin"))) > 40 * (what == "all") - 1
