@@ -6,8 +6,8 @@ from samebit.audit.http import Limits
 from tests.server.driver import COMMAND, fake_arguments, running
 
 
-def test_our_server_keeps_every_promise(tmp_path, kernel_kind):
-    flags = ["--num-threads", "1", "--port", "0", "--cache-bytes", "200000000", "--kernels", kernel_kind]
+def test_our_server_keeps_every_promise(tmp_path):
+    flags = ["--num-threads", "1", "--port", "0", "--cache-bytes", "200000000"]
     with running([COMMAND, "serve", "nano", *flags], tmp_path / "log") as server:
         url = server.wait_ready().base_url
         promises = [promise._replace(num_rounds=1) for promise in PROMISES]

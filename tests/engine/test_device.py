@@ -56,6 +56,7 @@ def test_whoever_asks_for_a_cpus_kernels_gets_a_cpu(monkeypatch):
     ("what", "limit", "message"),
     [
         ("page groups", 1, "2 page groups: the torch kernels have at most 1"),
+        ("columns of a head", 7, "[0-9]+ columns of a head: the torch kernels have at most 7"),
         ("columns of a norm", 31, "[0-9]+ columns of a norm: the torch kernels have at most 31"),
         ("tokens of a vocabulary", 255, "272 tokens of a vocabulary: the torch kernels have at most 255"),
     ],

@@ -62,7 +62,9 @@ def load(config: EngineConfig, folder: Path, device: torch.device) -> Loaded:
     kernels = _select_kernels(config, device)
     try:
         loaded = _load_with(config, folder, kernels, device)
-        kernels.check_size("page groups", len(loaded.layout()[0].groups))
+        groups = loaded.layout()[0].groups
+        kernels.check_size("page groups", len(groups))
+        kernels.check_size("columns of a head", max(layer.head_dim for group in groups for layer in group.layers))
         kernels.check_size("tokens of a vocabulary", loaded.model.vocab_size)
     except UnsupportedSizeError as error:
         raise ModelError(f"{folder}: {error}") from error

@@ -1,8 +1,11 @@
-"""Kernels can be compiled before anything runs."""
+"""Kernels can be compiled before anything runs, without a device too."""
 
 import pytest
 
 from tests.kernels.triton.compiling import told
+
+MOST_SHARED = 227 << 10
+"""Bytes that a program of a Hopper device can have."""
 
 
 def test_kernels_are_compiled_for_what_is_to_run_and_none_runs(tmp_path):
@@ -28,3 +31,9 @@ def test_all_steps_of_an_engine_can_be_compiled_whatever_memory_holds_and_change
     wanted = {"find_addresses_kernel", "attend_kernel", "convolve_kernel", "down_kernel", "sample_kernel"}
     assert {*wanted, "joined_bytes_kernel"} < set(found["kernels"])
     assert len(list(tmp_path.rglob("*.cubin"))) > 40 * (what == "all") - 1
+
+
+def test_attention_with_the_widest_heads_has_room_on_a_multiprocessor(tmp_path):
+    found = told("shared_memory", tmp_path)
+    assert len(found) == 2
+    assert max(found) <= MOST_SHARED

@@ -25,6 +25,9 @@ SHORT_BLOCK_M = 16
 """Query rows of a tile where a batch row has few."""
 NO_WINDOW = 2**30
 """Longer than any sequence."""
+MAX_WIDTH = 256
+"""Columns of the widest head."""
+_WIDE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class Tiling:
 
     block_n: int = 64
     chunk: int = 256
-    window_chunk: int = 256
+    window_chunk: int = 128
     short_rows: int = 64
     split_above: int = 2
     max_partials: int = 4096
@@ -49,12 +52,18 @@ class Tiling:
     short_stages: int = 3
     short_programs: int = 4
     long_warps: int = 8
-    long_stages: int = 2
+    long_stages: int = 3
     long_programs: int = 8
 
     def chunk_of(self, window: int) -> int:
         """Keys of a chunk."""
         return self.window_chunk if window else self.chunk
+
+    def long_tile(self, width: int) -> tuple[int, int]:
+        """Query rows and stages of long tiles, which wide heads leave less shared memory for."""
+        if width <= _WIDE:
+            return self.long_block_m, self.long_stages
+        return min(self.long_block_m, 64), min(self.long_stages, 2)
 
 
 TILINGS = {
@@ -320,7 +329,7 @@ def attend(
     partial_scales = torch.empty(capacity, SHORT_BLOCK_M, 2, dtype=torch.float32, device=q.device)
 
     def launch_attend(*, is_long: bool) -> None:
-        block_m = tiling.long_block_m if is_long else SHORT_BLOCK_M
+        block_m, num_stages = tiling.long_tile(width) if is_long else (SHORT_BLOCK_M, tiling.short_stages)
         if is_long and d_rel:
             block_m = min(block_m, most_rows(group, tiling.block_n))
         launch(
@@ -338,7 +347,7 @@ def attend(
             BLOCK_B=max(16, triton.next_power_of_2(num_rows)), DOT=dot_dtype(k_pages.dtype),
             **table_shape(d_rel, group, block_m, tiling.block_n),
             num_warps=tiling.long_warps if is_long else tiling.short_warps,
-            num_stages=tiling.long_stages if is_long else tiling.short_stages, enable_fp_fusion=False,
+            num_stages=num_stages, enable_fp_fusion=False,
         )  # fmt: skip
 
     if (rows.block_tokens or num_tokens) * group > tiling.short_rows:

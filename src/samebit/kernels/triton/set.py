@@ -37,6 +37,7 @@ _MOST_RESULTS = 1 << 28
 
 LIMITS = {
     "page groups": index.MAX_GROUPS,
+    "columns of a head": attention.MAX_WIDTH,
     "columns of a norm": max(rows.NORM_WARPS),
     "tokens of a vocabulary": filters.MAX_VOCAB,
 }
