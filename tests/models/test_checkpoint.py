@@ -11,6 +11,9 @@ import pytest
 import torch
 
 from samebit.core.errors import CheckpointError
+from samebit.kernels.selection import select_kernels
+from samebit.models.base import load_model
+from samebit.models.checkpoint import Checkpoint
 from tests.models import tiny
 from tests.models.driver import chunked_logits
 
@@ -179,6 +182,20 @@ def test_weights_are_copies_of_the_file(folder, load):
         file.seek(header)
         file.write(b"\0" * data)
     assert torch.equal(chunked_logits(model, ids, []), before)
+
+
+def test_weights_go_to_their_device_before_anything_is_done_to_them(pristine, monkeypatch, kernel_kind):
+    taken, take = [], Checkpoint.take
+
+    def noted(self, name, *device):
+        taken.extend(device)
+        return take(self, name, *device)
+
+    monkeypatch.setattr(Checkpoint, "take", noted)
+    there = torch.device("cpu", 0)  # the same, and yet another than the default
+    load_model(pristine, select_kernels(kernel_kind, num_threads=1), there)
+    assert len(taken) > 20
+    assert set(taken) == {there}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

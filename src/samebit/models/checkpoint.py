@@ -23,6 +23,8 @@ DTYPES = ("BF16", "F16", "F32")
 
 Shape = tuple[int, ...]
 
+_HOST = torch.device("cpu")
+
 
 def read_json(path: Path) -> dict[str, Any]:  # Any: a JSON object
     """The JSON object in `path`."""
@@ -85,14 +87,16 @@ class Checkpoint:
             expected = " or ".join(str(list(s)) for s in shapes)
             raise CheckpointError(f"tensor {name!r} has shape {list(shape)}, expected {expected}")
 
-    def take(self, name: str) -> Tensor:
-        """A copy of a checked tensor, fp32 or bf16 as stored; fp16 becomes fp32, which is exact.
+    def take(self, name: str, device: torch.device = _HOST) -> Tensor:
+        """A copy of a checked tensor on `device`, fp32 or bf16 as stored; fp16 becomes fp32, which is exact.
 
         Raises CheckpointError if a value of it is not finite.
         """
         stored: Tensor = self._file_of[name].get_tensor(name)
-        # A copy, because a file that is replaced while we serve must not change the weights.
-        tensor = stored.float() if stored.dtype == torch.float16 else stored.clone()
+        # A copy, because a file that is replaced while we serve must not change the weights. All that is done to it is done there.
+        tensor = stored.to(device, copy=True)
+        if tensor.dtype == torch.float16:
+            tensor = tensor.float()
         # A sum is not finite if a value is not, and many times faster; it can also overflow.
         if not tensor.sum().isfinite() and not tensor.isfinite().all():
             raise CheckpointError(f"tensor {name!r} has values that are not finite (NaN or infinity)")

@@ -342,9 +342,9 @@ class WeightBuilder:
     def take(self, key: str) -> Tensor:
         """Parameter `key`."""
         parameter = self._stored[key]
-        tensor = parameter.join([self._checkpoint.take(name) for name in parameter.names])
+        tensor = parameter.join([self._checkpoint.take(name, self._device) for name in parameter.names])
         self.num_parameters += tensor.numel()
-        return tensor.to(self._device)
+        return tensor
 
     def linear(self, weight: Tensor, *, wide: bool = False) -> Linear:
         """A linear map, whose shape is noted."""

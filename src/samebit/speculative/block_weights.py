@@ -209,9 +209,9 @@ class _Builder:
 
     def _take(self, name: str) -> Tensor:
         stored, rows = self._stored[name]
-        tensor = self._checkpoint.take(stored)[rows]
+        tensor = self._checkpoint.take(stored, self._device)[rows]
         self._num_parameters += tensor.numel()
-        return tensor.contiguous().to(self._device)
+        return tensor.contiguous()
 
     def _linear(self, *names: str) -> Linear:
         return self._packed(torch.cat([self._take(f"{name}.weight") for name in names]))
