@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import json
 import pstats
 import statistics
 import time
@@ -18,12 +19,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import wraps
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from samebit.core.config import EngineConfig
+from samebit.core.config import EngineConfig, SpeculativeConfig
 from samebit.core.request import Request, SamplingParams
 from samebit.engine.device import buckets_of
 from samebit.engine.engine import Engine
@@ -41,15 +41,16 @@ NUM_ANSWERS = 16
 def main() -> None:
     """Read the arguments, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, default=Path("src/samebit/assets/nano"))
+    parser.add_argument("--model", default="nano")
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--penalties", action="store_true", help="requests have a frequency penalty")
     parser.add_argument("--logprobs", type=int, default=0)
     parser.add_argument("--ahead", action="store_true", help="plan ahead, as on a GPU")
+    parser.add_argument("--speculative-config", type=json.loads, help="who guesses; no guess is ever right")
     parser.add_argument("--profile", action="store_true", help="print the ten functions that take most")
     args = parser.parse_args()
-    engine = engine_without_device(args.model, args.rows, is_ahead=args.ahead)
+    engine = engine_without_device(args.model, args.rows, args.speculative_config, is_ahead=args.ahead)
     # Text of varied tokens that end nothing.
     params = SamplingParams(
         max_tokens=args.steps + 50,
@@ -86,26 +87,36 @@ def tenth(times: list[int]) -> float:
     return sorted(times)[len(times) // 10] / 1e6
 
 
-def engine_without_device(model: Path, rows: int, *, is_ahead: bool = False) -> Engine:
+def engine_without_device(
+    model: str, rows: int, speculation: dict[str, Any] | None = None, *, is_ahead: bool = False
+) -> Engine:
     """An engine whose steps fill the bucket that a GPU would take, and find every token drawn and everything written."""
     config = EngineConfig(
-        model=str(model), device="cpu", max_num_seqs=rows, num_threads=1, cache_bytes=1 << 28, async_scheduling=is_ahead
+        model=model,
+        device="cpu",
+        max_num_seqs=rows,
+        num_threads=1,
+        cache_bytes=1 << 28,
+        async_scheduling=is_ahead,
+        speculative_config=None if speculation is None else SpeculativeConfig(**speculation),
     )
     engine = Engine(config)
+    drafter = engine._loaded.drafter
+    num_drafts = 0 if drafter is None else drafter.max_drafts
     runner = engine._runner
     buckets = buckets_of(engine._config, engine._loaded, runner._pools.geometry)
     with torch.inference_mode():
         programs = {bucket: runner_module._Program(runner._place, bucket) for bucket in buckets}
         for bucket, program in programs.items():
-            packed = [program.results.pack(answers(bucket, number)) for number in range(NUM_ANSWERS)]
+            packed = [program.results.pack(answers(bucket, num_drafts, number)) for number in range(NUM_ANSWERS)]
             program.run = cycle(packed).__next__  # type: ignore[method-assign]  # of this program alone
     runner._captured = programs
     runner._ladder = Ladder(buckets)
     return engine
 
 
-def answers(bucket: Bucket, number: int) -> StepTensors:
-    """Everything as it should be, and other tokens for each number."""
+def answers(bucket: Bucket, num_drafts: int, number: int) -> StepTensors:
+    """Everything as it should be, no guess right, and other tokens for each number."""
     words, real = torch.zeros(bucket.samples, dtype=torch.int32), torch.zeros(bucket.samples)
     yes = torch.ones(max(bucket.samples, bucket.rows, bucket.entries), dtype=torch.bool)
     return StepTensors(
@@ -119,8 +130,8 @@ def answers(bucket: Bucket, number: int) -> StepTensors:
         rows_intact=yes[: bucket.rows],
         pages_intact=yes[: bucket.entries],
         rows_written=yes[: bucket.entries],
-        drafts=torch.zeros(bucket.drafts, 0, dtype=torch.int32),
-        confidence=torch.zeros(bucket.drafts, 0),
+        drafts=torch.ones(bucket.drafts, num_drafts, dtype=torch.int32),
+        confidence=torch.full((bucket.drafts, num_drafts), 0.5),
     )
 
 
