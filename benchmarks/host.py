@@ -4,7 +4,9 @@
 
 Requests decode with all their settings neutral (or with --penalties, --logprobs). Addresses, forward pass, sampler and tags are left out:
 what is measured is planning, the choice of a bucket, filling its inputs, reading results back, committing them and making text. A captured
-step runs none of what is left out on the host. With --ahead a step is planned while the one before it is under way, as on a GPU.
+step runs none of what is left out on the host. With --ahead a step is planned while the one before it is under way, as on a GPU. With --cached
+so many other requests of 1,500 tokens have been answered before: with enough of them something must leave the cache for each new page, as in
+a server that has run for a while.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import cProfile
 import json
 import pstats
+import random
 import statistics
 import time
 from collections import defaultdict
@@ -34,6 +37,7 @@ from samebit.runner.readback import Results
 from samebit.runner.step import StepTensors
 
 PROMPT = 200
+CACHED_PROMPT = 1500
 # Steps until the same tokens come again.
 NUM_ANSWERS = 16
 
@@ -47,10 +51,15 @@ def main() -> None:
     parser.add_argument("--penalties", action="store_true", help="requests have a frequency penalty")
     parser.add_argument("--logprobs", type=int, default=0)
     parser.add_argument("--ahead", action="store_true", help="plan ahead, as on a GPU")
+    parser.add_argument("--cached", type=int, default=0, help="requests whose prompts the cache has held before")
+    parser.add_argument("--cache-bytes", type=int, default=1 << 28)
     parser.add_argument("--speculative-config", type=json.loads, help="who guesses; no guess is ever right")
     parser.add_argument("--profile", action="store_true", help="print the ten functions that take most")
     args = parser.parse_args()
-    engine = engine_without_device(args.model, args.rows, args.speculative_config, is_ahead=args.ahead)
+    engine = engine_without_device(
+        args.model, args.rows, args.speculative_config, is_ahead=args.ahead, cache_bytes=args.cache_bytes
+    )
+    fill_cache(engine, args.cached)
     # Text of varied tokens that end nothing.
     params = SamplingParams(
         max_tokens=args.steps + 50,
@@ -68,7 +77,9 @@ def main() -> None:
         before = time.process_time_ns()
         engine.step()
         totals.append(time.process_time_ns() - before)
-    print(f"{args.rows} rows: {statistics.median(totals) / 1e6:.3f} ms CPU a step (fastest tenth {tenth(totals):.3f})")
+    print(
+        f"{args.rows} rows: {statistics.median(totals) / 1e6:.3f} ms CPU a step (fastest tenth {tenth(totals):.3f}, slowest {max(totals) / 1e6:.3f})"
+    )
     if args.profile:
         profile = cProfile.Profile()
         for _ in range(args.steps // 2):
@@ -82,13 +93,32 @@ def main() -> None:
         print(f"  {name}: {statistics.median(times) / 1e6:.3f} ms (fastest tenth {tenth(times):.3f})")
 
 
+def fill_cache(engine: Engine, count: int) -> None:
+    """Have the engine answer so many requests whose prompts have nothing in common."""
+    rng = random.Random(0)
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    began = time.process_time()
+    for number in range(count):
+        prompt = [rng.randrange(1, 4000) for _ in range(CACHED_PROMPT)]
+        engine.add(Request(request_id=f"cached {number}", prompt_token_ids=prompt, params=params, seed=number))
+    while engine.has_work:
+        engine.step()
+    if count:
+        print(f"{count} requests before: {(time.process_time() - began) / count * 1e3:.3f} ms CPU each", flush=True)
+
+
 def tenth(times: list[int]) -> float:
     """The first decile in milliseconds: that of a core which nobody else uses."""
     return sorted(times)[len(times) // 10] / 1e6
 
 
 def engine_without_device(
-    model: str, rows: int, speculation: dict[str, Any] | None = None, *, is_ahead: bool = False
+    model: str,
+    rows: int,
+    speculation: dict[str, Any] | None = None,
+    *,
+    is_ahead: bool = False,
+    cache_bytes: int = 1 << 28,
 ) -> Engine:
     """An engine whose steps fill the bucket that a GPU would take, and find every token drawn and everything written."""
     config = EngineConfig(
@@ -96,7 +126,7 @@ def engine_without_device(
         device="cpu",
         max_num_seqs=rows,
         num_threads=1,
-        cache_bytes=1 << 28,
+        cache_bytes=cache_bytes,
         async_scheduling=is_ahead,
         speculative_config=None if speculation is None else SpeculativeConfig(**speculation),
     )

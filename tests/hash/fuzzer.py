@@ -19,7 +19,7 @@ from samebit.audit.replay import Abort, Add, Damage, Drain, Evict, Operation, Pl
 from samebit.core.request import Request
 from samebit.engine.engine import Engine
 from samebit.models.hash import HashConfig
-from samebit.state.prefix_tree import Checkpoint
+from samebit.state.nodes import Checkpoint
 from tests.driving import watch_steps
 from tests.forced_drafts import ForcedDrafts
 from tests.hash.oracle import Oracle, check_bytes, drawing_kernels, expected_drafts

@@ -14,8 +14,8 @@ from samebit.kernels.selection import select_kernels, triton_kernels
 from samebit.kernels.sets import KernelSet
 from samebit.kernels.values import SampleColumns
 from samebit.models.hash import HashConfig
+from samebit.state.nodes import Checkpoint
 from samebit.state.pools import PoolPart
-from samebit.state.prefix_tree import Checkpoint
 from tests.hash.cold import ColdModel
 
 

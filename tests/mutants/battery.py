@@ -17,7 +17,7 @@ from samebit.core.request import Request, SamplingParams
 from samebit.engine.engine import Engine
 from samebit.models.hash import HashConfig, save_hash
 from samebit.state.manager import StateManager
-from samebit.state.prefix_tree import CheckpointKind
+from samebit.state.nodes import CheckpointKind
 from tests.driving import Result, make_request, run, run_alone
 from tests.fakes import make_geometry
 from tests.hash.cold import greedy

@@ -94,7 +94,7 @@ ID_MUTANTS = [
         "a checkpoint in use is evicted",
         "Eviction does not look at what a planned step reads.",
         ("mini-sglang PR #52", "sglang PR #29352"),
-        (edit(TREE + "eviction_order", "if not c.pins", "if True"),),
+        (edit("state.eviction:EvictionOrder.first", "elif place.checkpoint.pins:", "elif False:"),),
         "hits",
         "refused",
     ),

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from samebit.core.config import Schedule
-from samebit.state.prefix_tree import CheckpointKind
+from samebit.state.nodes import CheckpointKind
 from tests.fakes import VOCAB, make_geometry
 from tests.scheduler.world import World
 
@@ -171,7 +171,7 @@ def test_grid_checkpoints_go_first_but_for_the_last_two_of_their_path():
     kinds = {c.boundary: c.kind for c in world.checkpoints}
     assert kinds == dict.fromkeys((8, 16, 24, 32, 40), CheckpointKind.GRID) | {44: CheckpointKind.PROMPT_END}
     first_key = tuple(tokens(4))
-    order = [(int([*c.node.lineage()][-2].key != first_key), c.boundary) for c in world.manager.tree.eviction_order()]
+    order = [(int([*c.node.lineage()][-2].key != first_key), c.boundary) for c in world.manager.tree.order.all()]
     # The spare ones of the newer path go before anything that is worth something in the older.
     assert order == [
         *((path, boundary) for path in (0, 1) for boundary in (8, 16, 24)),

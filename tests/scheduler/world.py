@@ -13,7 +13,7 @@ from samebit.scheduler.scheduler import Scheduler
 from samebit.scheduler.sequence import Progress
 from samebit.state.layout import StateGeometry
 from samebit.state.manager import StateManager
-from samebit.state.prefix_tree import Checkpoint
+from samebit.state.nodes import Checkpoint
 from tests.fakes import VOCAB, Answer, ColdModel, FakeRunner, answer, make_geometry
 from tests.forced_drafts import ForcedDrafts
 

@@ -6,7 +6,8 @@ import pytest
 
 from samebit.core.plan import SINK_PAGE
 from samebit.state.manager import SequenceState, StateManager
-from samebit.state.prefix_tree import CheckpointKind, PrefixTree
+from samebit.state.nodes import CheckpointKind
+from samebit.state.prefix_tree import PrefixTree
 from tests.fakes import make_geometry
 
 FULL, WINDOW = 1, 0

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from samebit.engine.engine import Engine
 from samebit.state.layout import PageGroup
+from samebit.state.nodes import Checkpoint
 from samebit.state.pools import StatePools
-from samebit.state.prefix_tree import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)

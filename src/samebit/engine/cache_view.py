@@ -20,7 +20,7 @@ from samebit.engine.views import (
 )
 from samebit.scheduler.misses import Admission
 from samebit.state.manager import StateManager
-from samebit.state.prefix_tree import Checkpoint, CheckpointKind, Node
+from samebit.state.nodes import Checkpoint, CheckpointKind, Node
 
 MAX_NODES = 1 << 14
 MAX_SPANS = 1 << 10

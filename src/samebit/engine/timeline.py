@@ -17,7 +17,7 @@ from samebit.core.plan import PlanRow
 from samebit.core.request import Request
 from samebit.engine.cache_view import Place, label_of
 from samebit.engine.views import Attachment, Kind, Look, RequestsView, RequestView, StepView
-from samebit.state.prefix_tree import Node
+from samebit.state.nodes import Node
 
 MAX_ENDED = 128
 MAX_ROWS = 1 << 16

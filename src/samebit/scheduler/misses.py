@@ -8,7 +8,7 @@ from samebit.core.request import MissReason
 from samebit.scheduler.planning import match_limit
 from samebit.scheduler.sequence import Sequence
 from samebit.state.manager import StateManager
-from samebit.state.prefix_tree import Node
+from samebit.state.nodes import Node
 
 
 @dataclass(frozen=True, slots=True)

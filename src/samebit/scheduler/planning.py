@@ -24,7 +24,7 @@ from samebit.scheduler.drafts import drafting_pays, least_survival, worth
 from samebit.scheduler.sequence import Sequence, Status
 from samebit.state.layout import StateGeometry
 from samebit.state.manager import PendingCheckpoint, SequenceState, StateManager
-from samebit.state.prefix_tree import Checkpoint, CheckpointKind
+from samebit.state.nodes import Checkpoint, CheckpointKind
 
 
 @dataclass(slots=True, eq=False)

@@ -24,6 +24,9 @@ class IdPool(Generic[Id]):
         self._free: deque[Id] = deque(ids)
         self._quarantine: deque[tuple[int, Id]] = deque()
         self._references: dict[Id, int] = {}
+        # Of these, the cache's; and how many ids nobody else refers to.
+        self._kept: dict[Id, int] = {}
+        self._num_kept_only = 0
         self._newly_free: list[Id] = []
         self._retired = 0
         self._order = random.Random(order_seed) if order_seed is not None else None
@@ -45,6 +48,11 @@ class IdPool(Generic[Id]):
         """Ids with at least one reference."""
         return len(self._references)
 
+    @property
+    def num_kept_only(self) -> int:
+        """Ids that nobody but the cache refers to."""
+        return self._num_kept_only
+
     def take(self) -> Id | None:
         """An id with one reference, or None when none is free."""
         if not self._free:
@@ -53,19 +61,29 @@ class IdPool(Generic[Id]):
         self._references[taken] = 1
         return taken
 
-    def share(self, taken: Id) -> None:
-        """Add a reference."""
-        self._references[taken] += 1
+    def share(self, taken: Id, *, kept: bool = False) -> None:
+        """Add a reference, which is the cache's if `kept`."""
+        self._count(taken, 1, int(kept))
 
-    def drop(self, taken: Id, last_step: int) -> None:
-        """Remove a reference; without any left, the id is free once `last_step` has retired."""
-        left = self._references[taken] - 1
-        if left:
-            self._references[taken] = left
+    def drop(self, taken: Id, last_step: int, *, kept: bool = False) -> None:
+        """Remove a reference, the cache's if `kept`; without any left, the id is free once `last_step` has retired."""
+        if self._count(taken, -1, -int(kept)):
             return
-        del self._references[taken]
         self._quarantine.append((last_step, taken))
         self._free_retired()
+
+    def _count(self, taken: Id, references: int, kept: int) -> int:
+        """Add to an id's counts; how many references it has now."""
+        before, kept_before = self._references[taken], self._kept.get(taken, 0)
+        now, kept_now = before + references, kept_before + kept
+        assert 0 <= kept_now <= now, f"{self.name}: {taken} has {kept_now} references of the cache's, {now} in all"
+        self._num_kept_only += (0 < now == kept_now) - (before == kept_before)
+        for counts, count in ((self._references, now), (self._kept, kept_now)):
+            if count:
+                counts[taken] = count
+            else:
+                counts.pop(taken, None)
+        return now
 
     def retire(self, step: int) -> None:
         """Free the ids that nothing after `step` touches, now and from now on."""
@@ -94,6 +112,8 @@ class IdPool(Generic[Id]):
         """Assert that free, quarantined and used ids are disjoint and make up the whole pool."""
         free, held = set(self._free), {taken for _, taken in self._quarantine}
         used = set(self._references)
+        kept_only = sum(self._kept.get(taken, 0) == count for taken, count in self._references.items())
+        assert self._num_kept_only == kept_only, f"{self.name}: what only the cache refers to is counted wrong"
         assert len(free) == len(self._free), f"{self.name}: an id is in the free list twice"
         assert len(free | held | used) == len(free) + len(held) + len(used), f"{self.name}: an id has two owners"
         assert len(free) + len(self._quarantine) + len(used) == self.total, f"{self.name}: an id was lost"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 
-from samebit.state.prefix_tree import Node
+from samebit.state.nodes import Node
 
 _MAX_REMEMBERED = 1 << 16
 _MAX_TIMES = 1 << 10

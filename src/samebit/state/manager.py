@@ -25,7 +25,8 @@ from samebit.core.plan import (
 from samebit.state.allocator import IdPool
 from samebit.state.evicted import EvictedPrefixes
 from samebit.state.layout import PageGroup, StateGeometry
-from samebit.state.prefix_tree import Checkpoint, CheckpointKind, HeldPage, Node, PrefixTree
+from samebit.state.nodes import Checkpoint, CheckpointKind, HeldPage, Node
+from samebit.state.prefix_tree import PrefixTree
 
 
 @dataclass(slots=True)
@@ -168,10 +169,9 @@ class StateManager:
         node, made = self.tree.extend(state.namespace, tokens, boundary, pages)
         for new in made:
             if full is not None and new.page is not None:
-                self.pages[full].share(new.page)
+                self.pages[full].share(new.page, kept=True)
         if node.checkpoint is not None:
-            node.checkpoint.kind = max(node.checkpoint.kind, pending.kind)
-            self.tree.touch(node.checkpoint)
+            self.tree.promote(node.checkpoint, pending.kind)
             self.discard(pending)
             return
         windows = {
@@ -181,7 +181,7 @@ class StateManager:
         }
         for g, held in windows.items():
             for item in held:
-                self.pages[g].share(item.page)
+                self.pages[g].share(item.page, kept=True)
         snapshot, tag = pending.entry.snapshot, pending.entry.tag
         self.tree.attach(Checkpoint(node, snapshot, tag, pending.kind, windows))
 
@@ -196,10 +196,10 @@ class StateManager:
         full = self._full_group()
         for node in gone:
             if full is not None and node.page is not None:
-                self.pages[full].drop(node.page, self._last_step)
+                self.pages[full].drop(node.page, self._last_step, kept=True)
         for g, held in checkpoint.windows.items():
             for item in held:
-                self.pages[g].drop(item.page, self._last_step)
+                self.pages[g].drop(item.page, self._last_step, kept=True)
         self.snapshots.drop(checkpoint.snapshot, self._last_step)
         self.num_evicted_tokens += len(gone) * self.geometry.page_size
 
@@ -215,7 +215,7 @@ class StateManager:
 
     def drop_all_checkpoints(self) -> None:
         """Empty the cache, but for checkpoints that a planned step reads."""
-        for checkpoint in list(self.tree.eviction_order()):
+        for checkpoint in self.tree.order.all():
             self.drop_checkpoint(checkpoint)
         self.evicted.clear()
 
@@ -361,7 +361,7 @@ class StateManager:
         if missing <= 0:
             return True
         if missing > pool.num_free:
-            available = pool.num_free + self._num_evictable(group)
+            available = pool.num_free + pool.num_kept_only
             aim = min(missing, available) if partly or missing <= available else 0
             while pool.num_free < aim and not pool.num_quarantined and self._evict_one():
                 pass
@@ -372,22 +372,10 @@ class StateManager:
             self._append(state, group, page, 0)
         return True
 
-    def _num_evictable(self, group: int) -> int:
-        """Pages of a group that only unpinned checkpoints, and the spans they keep, refer to."""
-        cached: dict[PageId, int] = {}
-        pinned = {id(node) for c in self.tree.checkpoints if c.pins for node in c.node.lineage()}
-        if group == self._full_group():
-            cached = {node.page: 1 for node in self.tree.nodes() if node.page and id(node) not in pinned}
-        for checkpoint in self.tree.checkpoints:
-            for item in checkpoint.windows.get(group, ()) if not checkpoint.pins else ():
-                cached[item.page] = cached.get(item.page, 0) + 1
-        references = self.pages[group].references()
-        return sum(references[page] == count for page, count in cached.items())
-
     def _evict_one(self) -> bool:
         """Drop the least valuable checkpoint; ids it frees are usable at once when no step is in flight."""
         started_s = time.perf_counter()
-        checkpoint = next(self.tree.eviction_order(), None)
+        checkpoint = self.tree.order.first()
         if checkpoint is None:
             return False
         self.drop_checkpoint(checkpoint)

@@ -1,0 +1,139 @@
+"""Which checkpoint is let go first: grid ones but the last two of their path, then by last use. Knows checkpoints, no page and no sequence.
+
+A change costs what lies between a checkpoint and the next ones above and below it, and the first is found without looking at the others:
+a cache is full most of the time, and then every few steps something must go.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from samebit.core.plan import SnapshotId
+from samebit.state.nodes import Checkpoint, CheckpointKind, Node
+
+# Grid checkpoints of a path that are kept as long as others are.
+_KEPT_OF_A_PATH = 2
+# Entries of the heap beside four for each checkpoint, before those that say nothing any more are thrown away.
+_SPARE_ENTRIES = 64
+
+Value = tuple[bool, int]
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """A checkpoint, the next ones `above` and `below` it, and the most grid checkpoints on one path below it."""
+
+    checkpoint: Checkpoint
+    above: _Place | None
+    below: set[_Place] = field(default_factory=set)
+    num_grid_below: int = 0
+
+    @property
+    def value(self) -> Value:
+        """The lower, the sooner it goes."""
+        is_spare = self.checkpoint.kind is CheckpointKind.GRID and self.num_grid_below >= _KEPT_OF_A_PATH
+        return not is_spare, self.checkpoint.last_used
+
+    def count(self) -> int:
+        """The most grid checkpoints on one path below it, by what is said of the next ones."""
+        counts = (place.num_grid_below + (place.checkpoint.kind is CheckpointKind.GRID) for place in self.below)
+        return max(counts, default=0)
+
+
+class EvictionOrder:
+    """Owner of the order in which checkpoints of a tree go; told of each that comes, changes or goes."""
+
+    def __init__(self) -> None:
+        self._places: dict[SnapshotId, _Place] = {}
+        # By value; what is true no more is skipped when it comes up.
+        self._heap: list[tuple[bool, int, SnapshotId]] = []
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        """Take in a checkpoint that was put at its node."""
+        above = next(
+            (self._places[node.checkpoint.snapshot] for node in _above(checkpoint.node) if node.checkpoint), None
+        )
+        place = self._places[checkpoint.snapshot] = _Place(checkpoint, above)
+        for other in _next_below(checkpoint.node):
+            self._hang(self._places[other.snapshot], place)
+        if above is not None:
+            above.below.add(place)
+        place.num_grid_below = place.count()
+        self._push(place)
+        self._refresh(above)
+
+    def remove(self, checkpoint: Checkpoint) -> None:
+        """Forget a checkpoint."""
+        place = self._places.pop(checkpoint.snapshot)
+        if place.above is not None:
+            place.above.below.discard(place)
+        for other in list(place.below):
+            self._hang(other, place.above)
+        self._refresh(place.above)
+
+    def changed(self, checkpoint: Checkpoint) -> None:
+        """Take in that a checkpoint was used, or is of another kind."""
+        place = self._places[checkpoint.snapshot]
+        self._push(place)
+        self._refresh(place.above)
+
+    def first(self) -> Checkpoint | None:
+        """The checkpoint of least value that nobody reads."""
+        in_use, found = [], None
+        while self._heap and found is None:
+            *value, snapshot = self._heap[0]
+            place = self._places.get(snapshot)
+            if place is None or place.value != tuple(value):
+                heapq.heappop(self._heap)
+            elif place.checkpoint.pins:
+                in_use.append(heapq.heappop(self._heap))
+            else:
+                found = place.checkpoint
+        for entry in in_use:
+            heapq.heappush(self._heap, entry)
+        return found
+
+    def all(self) -> list[Checkpoint]:
+        """All that nobody reads, least valuable first."""
+        unused = [place for place in self._places.values() if not place.checkpoint.pins]
+        return [place.checkpoint for place in sorted(unused, key=lambda place: place.value)]
+
+    def _hang(self, place: _Place, above: _Place | None) -> None:
+        if place.above is not None:
+            place.above.below.discard(place)
+        place.above = above
+        if above is not None:
+            above.below.add(place)
+
+    def _refresh(self, place: _Place | None) -> None:
+        """Count anew from `place` upwards, as far as anything changes."""
+        while place is not None and (count := place.count()) != place.num_grid_below:
+            place.num_grid_below = count
+            self._push(place)
+            place = place.above
+
+    def _push(self, place: _Place) -> None:
+        heapq.heappush(self._heap, (*place.value, place.checkpoint.snapshot))
+        if len(self._heap) > _SPARE_ENTRIES + 4 * len(self._places):
+            self._heap = [(*place.value, snapshot) for snapshot, place in self._places.items()]
+            heapq.heapify(self._heap)
+
+
+def _above(node: Node) -> Iterator[Node]:
+    """The nodes above one, the next first."""
+    lineage = node.lineage()
+    next(lineage)
+    return lineage
+
+
+def _next_below(node: Node) -> Iterator[Checkpoint]:
+    """The checkpoints below a node that have no other in between."""
+    pending = list(node.children.values())
+    while pending:
+        found = pending.pop()
+        if found.checkpoint is not None:
+            yield found.checkpoint
+        else:
+            pending.extend(found.children.values())
