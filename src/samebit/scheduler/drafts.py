@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, takewhile
+from itertools import accumulate, repeat, takewhile
 from operator import mul
 
 # Before anything is known, and what an estimate goes back to when nothing is verified, so that a request is tried again.
@@ -54,17 +54,20 @@ def drafting_pays(rates: Sequence[float], most: int, num_tokens: int, token_cost
     """
     if not rates:
         return False
-    offers = [list(accumulate([rate] * most, mul)) for rate in rates]
+    offers = (accumulate(repeat(rate, most), mul) for rate in rates)
     gained, cost, _ = _best(offers, num_tokens, len(rates), token_cost)
     return gained * (1 + token_cost * num_tokens) > len(rates) * (cost + draft_cost * len(rates))
 
 
 def _best(
-    offers: Iterable[Sequence[float]], num_tokens: int, num_rows: int, token_cost: float
+    offers: Iterable[Iterable[float]], num_tokens: int, num_rows: int, token_cost: float
 ) -> tuple[float, float, float]:
     """The choice of most tokens a second: expected tokens, the step's cost, and the chance of its least likely guess."""
     gained, cost, least = float(num_rows), 1 + token_cost * num_tokens, float("inf")
-    for chance in sorted((chance for offer in offers for chance in offer), reverse=True):
+    # A guess must be likelier than this to be worth its place now, and with every other that is taken likelier still.
+    floor = token_cost * gained / cost
+    likely = (chance for offer in offers for chance in takewhile(floor.__lt__, offer))
+    for chance in sorted(likely, reverse=True):
         if (gained + chance) * cost <= gained * (cost + token_cost):
             break
         gained, cost, least = gained + chance, cost + token_cost, chance

@@ -5,7 +5,7 @@ The scheduler decides which sequences take how many tokens; everything here foll
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -191,12 +191,14 @@ def picked(running: list[Sequence], schedule: Schedule, step: int) -> list[Seque
 
 
 def worthy_guesses(
-    running: Iterable[Sequence], waiting: Iterable[Sequence], config: EngineConfig, step: int, *, max_drafts: int
+    running: Collection[Sequence], waiting: Iterable[Sequence], config: EngineConfig, step: int, *, max_drafts: int
 ) -> dict[str, list[int]]:
     """For each request of which only the last token is left to compute, the guesses that are worth verifying."""
+    if not max_drafts or not any(map(_has_guesses, running)):
+        return {}
     offers: dict[str, tuple[list[int], list[float]]] = {}
     num_left = num_running = num_draws = 0
-    for sequence in running if max_drafts else ():
+    for sequence in running:
         state = sequence.state
         assert state is not None, "a running sequence has state"
         if sequence.flight is not None and not can_run_ahead(sequence):
@@ -227,6 +229,12 @@ def is_worth_drafting(planned: list[PlannedRow], config: EngineConfig, geometry:
     rates = [row.sequence.estimate.rate for row in planned if _has_room_for_drafts(row)]
     num_tokens = sum(row.num_tokens - len(row.drafts) for row in planned)
     return drafting_pays(rates, most, num_tokens, speculation.token_cost, speculation.draft_cost or 0.0)
+
+
+def _has_guesses(sequence: Sequence) -> bool:
+    """Whether there may be guesses of a sequence's next tokens, or will be when the step in flight ends."""
+    is_guessed_for = sequence.flight is not None and sequence.flight.draft_index is not None
+    return is_guessed_for or bool(sequence.drafts) or sequence.proposer is not None
 
 
 def _offer(sequence: Sequence, num_ahead: int, max_drafts: int) -> list[int]:
