@@ -76,8 +76,9 @@ def test_the_order_seed_changes_the_order_and_nothing_else():
         (lambda pool: pool._free.popleft(), "lost"),
         (lambda pool: pool._references.clear(), "lost"),
         (lambda pool: (pool._free.popleft(), pool._free.append(PageId(0))), "reserved"),
+        (lambda pool: pool._others.clear(), "only the cache refers to"),
     ],
-    ids=["free twice", "free and used", "free and waiting", "lost from free", "lost from used", "reserved"],
+    ids=["free twice", "free and used", "free and waiting", "lost from free", "lost from used", "reserved", "nobody's"],
 )
 def test_the_check_names_what_is_wrong(spoil, message):
     pool = make_pool(4)
@@ -88,27 +89,35 @@ def test_the_check_names_what_is_wrong(spoil, message):
         pool.check()
 
 
-@given(st.lists(st.tuples(st.sampled_from(["take", "share", "drop", "retire"]), st.integers(0, 7)), max_size=80))
+@given(
+    st.lists(st.tuples(st.sampled_from(["take", "share", "keep", "drop", "retire"]), st.integers(0, 7)), max_size=80)
+)
 def test_no_history_loses_an_id_or_frees_it_too_early(history):
-    pool, step, held, waiting = make_pool(4, order_seed=0), 1, list[int](), dict[int, int]()
+    # Who refers to an id: the cache (True) or another.
+    pool, step, held, waiting = make_pool(4, order_seed=0), 1, list[tuple[int, bool]](), dict[int, int]()
+
+    def used():
+        return [taken for taken, _ in held]
+
     for operation, number in history:
         if operation == "take" and (taken := pool.take()) is not None:
-            assert taken not in held
+            assert taken not in used()
             assert taken not in waiting
-            held.append(taken)
-        elif operation == "share" and held:
-            held.append(held[number % len(held)])
-            pool.share(held[-1])
+            held.append((taken, False))
+        elif operation in ("share", "keep") and held:
+            held.append((held[number % len(held)][0], operation == "keep"))
+            pool.share(held[-1][0], kept=held[-1][1])
         elif operation == "drop" and held:
-            gone = held.pop(number % len(held))
-            pool.drop(gone, last_step=step)
-            if gone not in held:
+            gone, is_kept = held.pop(number % len(held))
+            pool.drop(gone, last_step=step, kept=is_kept)
+            if gone not in used():
                 waiting[gone] = step
         elif operation == "retire":
             pool.retire(step)
             waiting.clear()
             step += 1
         pool.check()
-        assert pool.num_used == len(set(held))
+        assert pool.num_used == len(set(used()))
+        assert pool.num_kept_only == len(set(used()) - {taken for taken, is_kept in held if not is_kept})
         assert pool.num_quarantined == len(waiting)
-        assert pool.references() == {taken: held.count(taken) for taken in held}
+        assert pool.references() == {taken: used().count(taken) for taken in used()}

@@ -24,8 +24,8 @@ class IdPool(Generic[Id]):
         self._free: deque[Id] = deque(ids)
         self._quarantine: deque[tuple[int, Id]] = deque()
         self._references: dict[Id, int] = {}
-        # Of these, the cache's; and how many ids nobody else refers to.
-        self._kept: dict[Id, int] = {}
+        # Of these, those that are not the cache's; and how many ids have none of them.
+        self._others: dict[Id, int] = {}
         self._num_kept_only = 0
         self._newly_free: list[Id] = []
         self._retired = 0
@@ -58,32 +58,33 @@ class IdPool(Generic[Id]):
         if not self._free:
             return None
         taken = self._free.popleft()
-        self._references[taken] = 1
+        self._references[taken] = self._others[taken] = 1
         return taken
 
     def share(self, taken: Id, *, kept: bool = False) -> None:
         """Add a reference, which is the cache's if `kept`."""
-        self._count(taken, 1, int(kept))
+        self._references[taken] += 1
+        if not kept:
+            others = self._others.get(taken, 0)
+            self._others[taken] = others + 1
+            self._num_kept_only -= not others
 
     def drop(self, taken: Id, last_step: int, *, kept: bool = False) -> None:
         """Remove a reference, the cache's if `kept`; without any left, the id is free once `last_step` has retired."""
-        if self._count(taken, -1, -int(kept)):
+        left = self._references[taken] - 1
+        others = self._others.get(taken, 0) - (not kept)
+        assert 0 <= others <= left, f"{self.name}: {taken} has no such reference"
+        self._num_kept_only += (not others and left > 0) - (kept and not others)
+        if others:
+            self._others[taken] = others
+        else:
+            self._others.pop(taken, None)
+        if left:
+            self._references[taken] = left
             return
+        del self._references[taken]
         self._quarantine.append((last_step, taken))
         self._free_retired()
-
-    def _count(self, taken: Id, references: int, kept: int) -> int:
-        """Add to an id's counts; how many references it has now."""
-        before, kept_before = self._references[taken], self._kept.get(taken, 0)
-        now, kept_now = before + references, kept_before + kept
-        assert 0 <= kept_now <= now, f"{self.name}: {taken} has {kept_now} references of the cache's, {now} in all"
-        self._num_kept_only += (0 < now == kept_now) - (before == kept_before)
-        for counts, count in ((self._references, now), (self._kept, kept_now)):
-            if count:
-                counts[taken] = count
-            else:
-                counts.pop(taken, None)
-        return now
 
     def retire(self, step: int) -> None:
         """Free the ids that nothing after `step` touches, now and from now on."""
@@ -112,9 +113,11 @@ class IdPool(Generic[Id]):
         """Assert that free, quarantined and used ids are disjoint and make up the whole pool."""
         free, held = set(self._free), {taken for _, taken in self._quarantine}
         used = set(self._references)
-        kept_only = sum(self._kept.get(taken, 0) == count for taken, count in self._references.items())
-        assert self._num_kept_only == kept_only, f"{self.name}: what only the cache refers to is counted wrong"
         assert len(free) == len(self._free), f"{self.name}: an id is in the free list twice"
         assert len(free | held | used) == len(free) + len(held) + len(used), f"{self.name}: an id has two owners"
         assert len(free) + len(self._quarantine) + len(used) == self.total, f"{self.name}: an id was lost"
         assert 0 not in free | held | used, f"{self.name}: a reserved id was given out"
+        assert self._others.keys() <= used, f"{self.name}: a free id has an owner"
+        assert self._num_kept_only == len(used) - len(self._others), (
+            f"{self.name}: what only the cache refers to is counted wrong"
+        )
