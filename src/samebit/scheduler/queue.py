@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator
+from operator import itemgetter
 
 from samebit.core.errors import InvalidRequestError, PromptTooLongError
 from samebit.core.request import MAX_PRIORITY, Request
@@ -24,7 +25,7 @@ class WaitingQueue:
         self._aging_steps = aging_steps
         self._entries: list[tuple[_Key, Sequence]] = []
         self._keys: dict[str, _Key] = {}
-        self._num_added = 0
+        self._num_added = self._num_shadows = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -32,10 +33,11 @@ class WaitingQueue:
     @property
     def num_requests(self) -> int:
         """How many wait that are no shadows."""
-        return sum(not sequence.request.is_shadow for sequence in self)
+        return len(self._entries) - self._num_shadows
 
     def __iter__(self) -> Iterator[Sequence]:
-        return (sequence for _, sequence in self._entries)
+        """Those that wait now, whoever comes or goes meanwhile."""
+        return map(itemgetter(1), self._entries[:])
 
     def add(self, sequence: Sequence, step: int) -> None:
         """A request has arrived while `step` was the last one planned."""
@@ -48,9 +50,11 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence that waits."""
         self._entries.remove((self._keys.pop(sequence.request.request_id), sequence))
+        self._num_shadows -= sequence.request.is_shadow
 
     def _insert(self, sequence: Sequence, key: _Key) -> None:
         self._num_added += 1
+        self._num_shadows += sequence.request.is_shadow
         key = (_LAST, *key[1:]) if sequence.request.is_shadow else key
         self._keys[sequence.request.request_id] = key
         insort(self._entries, (key, sequence), key=lambda entry: entry[0])

@@ -23,12 +23,16 @@ Value = tuple[bool, int]
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A checkpoint, the next ones `above` and `below` it, and the most grid checkpoints on one path below it."""
+    """A checkpoint, the next ones `above` and `below` it, and the most grid checkpoints on one path below it.
+
+    `told`: how many `above` was told that a path has from here on.
+    """
 
     checkpoint: Checkpoint
     above: _Place | None
     below: set[_Place] = field(default_factory=set)
     num_grid_below: int = 0
+    told: int = 0
 
     @property
     def value(self) -> Value:
@@ -36,10 +40,14 @@ class _Place:
         is_spare = self.checkpoint.kind is CheckpointKind.GRID and self.num_grid_below >= _KEPT_OF_A_PATH
         return not is_spare, self.checkpoint.last_used
 
+    @property
+    def num_grid(self) -> int:
+        """The most grid checkpoints on one path from here on."""
+        return self.num_grid_below + (self.checkpoint.kind is CheckpointKind.GRID)
+
     def count(self) -> int:
-        """The most grid checkpoints on one path below it, by what is said of the next ones."""
-        counts = (place.num_grid_below + (place.checkpoint.kind is CheckpointKind.GRID) for place in self.below)
-        return max(counts, default=0)
+        """The most grid checkpoints on one path below it, by what it was told."""
+        return max((place.told for place in self.below), default=0)
 
 
 class EvictionOrder:
@@ -62,7 +70,7 @@ class EvictionOrder:
             above.below.add(place)
         place.num_grid_below = place.count()
         self._push(place)
-        self._refresh(above)
+        self._tell(place)
 
     def remove(self, checkpoint: Checkpoint) -> None:
         """Forget a checkpoint."""
@@ -71,13 +79,13 @@ class EvictionOrder:
             place.above.below.discard(place)
         for other in list(place.below):
             self._hang(other, place.above)
-        self._refresh(place.above)
+        self._settle(place.above, place.told, place.num_grid_below)
 
     def changed(self, checkpoint: Checkpoint) -> None:
         """Take in that a checkpoint was used, or is of another kind."""
         place = self._places[checkpoint.snapshot]
         self._push(place)
-        self._refresh(place.above)
+        self._tell(place)
 
     def first(self) -> Checkpoint | None:
         """The checkpoint of least value that nobody reads."""
@@ -107,12 +115,23 @@ class EvictionOrder:
         if above is not None:
             above.below.add(place)
 
-    def _refresh(self, place: _Place | None) -> None:
-        """Count anew from `place` upwards, as far as anything changes."""
-        while place is not None and (count := place.count()) != place.num_grid_below:
+    def _tell(self, place: _Place) -> None:
+        """Let those above know how many grid checkpoints a path has from `place` on."""
+        before, place.told = place.told, place.num_grid
+        self._settle(place.above, before, place.told)
+
+    def _settle(self, place: _Place | None, before: int, now: int) -> None:
+        """One below `place` had a path of `before` grid checkpoints and has one of `now`: count anew, as far up as that matters."""
+        while place is not None:
+            # Many may lie right below: they are looked through only if the longest path was among those that changed.
+            least = place.count() if now < before == place.num_grid_below else place.num_grid_below
+            count = max(least, now)
+            if count == place.num_grid_below:
+                return
             place.num_grid_below = count
             self._push(place)
-            place = place.above
+            before, place.told = place.told, place.num_grid
+            now, place = place.told, place.above
 
     def _push(self, place: _Place) -> None:
         heapq.heappush(self._heap, (*place.value, place.checkpoint.snapshot))
