@@ -77,6 +77,7 @@ def main() -> None:
     for batch in args.batch:
         record[f"decode, batch {batch}"] = found = decode(llm, rng, batch, args.rounds, profile=args.profile)
         print(batch, json.dumps(found), flush=True)
+        store(record, args.output)  # whatever ends the run
     record["prefill"] = found = prefill(llm, rng, args.rounds, profile=args.profile)
     print(json.dumps(found), flush=True)
     store(record, args.output)  # the peer may not run

@@ -5,7 +5,8 @@
 
 All engines answer each prompt in turn, so that a drift of the machine meets all of them; a ratio is that of a round's rates, and
 medians and ranges over rounds are reported. First answers are compared, tokens and logprobs, and tokens in every round. Rates count
-from when all answers of a batch have begun, so that prefill is left out. Prompts are beginnings of modules of Python's own library
+from when all answers of a batch have begun, so that prefill is left out; where `tokens_timed` is a small part of `tokens` (short answers in a large
+batch) they say nothing. Prompts are beginnings of modules of Python's own library
 (and later parts, where there are more prompts), and questions about facts at the end of long dialogues.
 """
 
@@ -213,6 +214,7 @@ def summary(rounds: list[dict[str, Measured]], name: str) -> dict[str, Any]:
         "tokens_per_s_range": [round(min(rates), 1), round(max(rates), 1)],
         "step_ms": round(1e3 * statistics.median(one[name].seconds / max(1, one[name].steps) for one in rounds), 4),
         "tokens": tokens,
+        "tokens_timed": last.tokens,
     }
     if name == NONE:
         return found
