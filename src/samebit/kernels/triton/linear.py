@@ -75,7 +75,7 @@ TILES = {
 
 CUT_TILES = {torch.bfloat16: Tile(64, 16, 1, 4, 5), torch.float32: Tile(16, 16, 1, 4, 5)}
 """That of a segment which has a program of its own: all its steps are under way."""
-MOST_CUT_ROWS = 16
+MOST_CUT_ROWS = 32
 """Rows of a sum of segments up to which each segment has one; for more, handing over what it came to takes longer than one after the other."""
 
 
