@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 
 from samebit.core.config import EngineConfig
 from samebit.core.errors import ConfigError, ModelError
+from samebit.engine import device as device_module
 from samebit.engine import loading
 from samebit.engine.device import cache_budget, settled
 from samebit.engine.model_source import resolve_model
-from samebit.engine.sizing import DEFAULT_CACHE_BYTES
+from samebit.engine.sizing import DEFAULT_CACHE_BYTES, size_pools
 from samebit.kernels.selection import torch_kernels
 from tests.random_checkpoint import write_checkpoint
 
@@ -76,6 +78,25 @@ def test_the_budget_is_what_was_asked_for_or_a_gibibyte_on_a_cpu():
     cpu = torch.device("cpu")
     assert cache_budget(EngineConfig(cache_bytes=12345), None, 0, cpu) == 12345
     assert cache_budget(EngineConfig(), None, 0, cpu) == DEFAULT_CACHE_BYTES == 1 << 30
+
+
+def test_the_pools_that_a_steps_memory_is_measured_with_are_let_go(tmp_path, monkeypatch):
+    made, make = [], device_module.StatePools
+
+    def noted(*args):
+        pools = make(*args)
+        made.append(weakref.ref(pools))
+        return pools
+
+    config, cpu = EngineConfig(dtype="float32", device="cpu", max_num_batched_tokens=64), torch.device("cpu")
+    loaded = loading.load(config, write_checkpoint(tmp_path / "small"), cpu)
+    geometry, _ = size_pools(config, loaded.layout()[0], loaded.model.max_length)
+    monkeypatch.setattr(device_module, "StatePools", noted)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 1000)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 1234)
+    assert device_module.step_bytes(config, loaded, geometry, cpu) == 234
+    assert [reference() for reference in made] == [None]
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.01])

@@ -76,9 +76,17 @@ def test_the_order_seed_changes_the_order_and_nothing_else():
         (lambda pool: pool._free.popleft(), "lost"),
         (lambda pool: pool._references.clear(), "lost"),
         (lambda pool: (pool._free.popleft(), pool._free.append(PageId(0))), "reserved"),
-        (lambda pool: pool._others.clear(), "only the cache refers to"),
+        (lambda pool: pool._others.update({PageId(3): 1}), "a free id has an owner"),
     ],
-    ids=["free twice", "free and used", "free and waiting", "lost from free", "lost from used", "reserved", "nobody's"],
+    ids=[
+        "free twice",
+        "free and used",
+        "free and waiting",
+        "lost from free",
+        "lost from used",
+        "reserved",
+        "free and owned",
+    ],
 )
 def test_the_check_names_what_is_wrong(spoil, message):
     pool = make_pool(4)

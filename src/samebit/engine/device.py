@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -84,20 +84,22 @@ def buckets_of(config: EngineConfig, loaded: Loaded, geometry: StateGeometry) ->
 
 
 def capture_graphs(config: EngineConfig, runner: LocalRunner, loaded: Loaded, geometry: StateGeometry) -> None:
-    """On a GPU: have the kernels of the steps that an engine expects to run compiled, and the steps captured, if it uses CUDA graphs.
+    """On a GPU: have the kernels of the steps that an engine expects to run compiled, and these steps captured if it uses CUDA graphs.
 
-    Where `capture` is "use", all this is done when a step of such sizes runs first.
+    Where `capture` is "use", both is done for each step that is to be captured when it runs first.
     """
     if config.device != "cuda":
         return
     buckets = buckets_of(config, loaded, geometry)
+    if config.capture == "start":
+        runner.compile(buckets)
     if config.graph == "cuda":
         runner.prepare(buckets)
-    if config.capture == "use":
-        return
-    runner.compile(buckets)
-    if config.graph != "cuda":
-        return
+        if config.capture == "start":
+            _capture(runner, buckets)
+
+
+def _capture(runner: LocalRunner, buckets: Sequence[Bucket]) -> None:
     from rich.console import Console  # noqa: PLC0415 - as below
     from rich.progress import track  # noqa: PLC0415 - an engine on a CPU should not pay for it
 
@@ -139,8 +141,11 @@ def is_lost(device: torch.device) -> bool:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of `device` that nobody uses."""
-    return psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    """Memory of `device` that nobody uses, what torch has put aside for later included."""
+    if device.type == "cpu":
+        return int(psutil.virtual_memory().available)
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info(device)[0])
 
 
 def cache_budget(config: EngineConfig, loaded: Loaded, max_drafts: int, device: torch.device) -> int:
@@ -159,19 +164,7 @@ def cache_budget(config: EngineConfig, loaded: Loaded, max_drafts: int, device: 
         config, num_pages=-(-length // config.page_size), num_window_pages=None, num_checkpoints=config.max_num_seqs
     )
     geometry, _ = size_pools(small, layout, loaded.model.max_length, max_drafts, 1, free_bytes(device))
-    pools = StatePools(geometry, device)
-    buckets = buckets_of(config, loaded, geometry)
-    # A step that fits no graph may want more than the largest that does: as many logits as exist at once, and masks of all rows.
-    largest, words = buckets[-1], max(bucket.mask_words for bucket in buckets)
-    samples = max(largest.samples, min(LOGITS_SLICE, largest.tokens))
-    wordy = replace(largest, samples=samples, masks=geometry.num_slots, mask_words=words)
-    runner = make_runner(msgspec.structs.replace(config, graph="eager"), loaded, pools, device)
-    runner.compile([wordy] if config.capture == "use" else [wordy, *buckets])
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    runner.run_inert(wordy)
-    workspace = _WORKSPACES * (torch.cuda.max_memory_allocated(device) - before)
-    del pools
+    workspace = _WORKSPACES * step_bytes(config, loaded, geometry, device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     allowed, used = int(config.gpu_memory_utilization * total), total - free
@@ -185,3 +178,19 @@ def cache_budget(config: EngineConfig, loaded: Loaded, max_drafts: int, device: 
             f"(max_num_seqs), one of them of {geometry.max_length} tokens (max_model_len), {geometry.num_bytes / 1e9:.2f} GB"
         )
     return budget
+
+
+def step_bytes(config: EngineConfig, loaded: Loaded, geometry: StateGeometry, device: torch.device) -> int:
+    """Memory of a GPU that the largest step takes beside its pools, which are made for this and let go."""
+    buckets = buckets_of(config, loaded, geometry)
+    # A step that fits no graph may want more than the largest that does: as many logits as exist at once, and masks of all rows.
+    largest, words = buckets[-1], max(bucket.mask_words for bucket in buckets)
+    samples = max(largest.samples, min(LOGITS_SLICE, largest.tokens))
+    wordy = replace(largest, samples=samples, masks=geometry.num_slots, mask_words=words)
+    pools = StatePools(geometry, device)
+    runner = make_runner(msgspec.structs.replace(config, graph="eager"), loaded, pools, device)
+    runner.compile([wordy])
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    runner.run_inert(wordy)
+    return int(torch.cuda.max_memory_allocated(device) - before)

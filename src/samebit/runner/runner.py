@@ -135,7 +135,6 @@ class LocalRunner:
     def capture(self, bucket: Bucket) -> _Program:
         """The program that replays the graph of a bucket that was prepared."""
         if bucket not in self._captured:
-            self.compile([bucket])
             self._captured[bucket] = _RecordedProgram(self._place, bucket)
         return self._captured[bucket]
 
@@ -160,7 +159,11 @@ class LocalRunner:
 
     def _captured_program(self, bucket: Bucket) -> _Program | None:
         found = self._ladder.first_that_holds(bucket)
-        return None if found is None else self.capture(found)
+        if found is None:
+            return None
+        if found not in self._captured:
+            self.compile([found])
+        return self.capture(found)
 
     def _program(self, bucket: Bucket) -> _Program:
         program = self._programs.pop(bucket, None)

@@ -36,8 +36,7 @@ class WaitingQueue:
         return len(self._entries) - self._num_shadows
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Those that wait now, whoever comes or goes meanwhile."""
-        return map(itemgetter(1), self._entries[:])
+        return map(itemgetter(1), self._entries)
 
     def add(self, sequence: Sequence, step: int) -> None:
         """A request has arrived while `step` was the last one planned."""

@@ -190,7 +190,7 @@ class Scheduler:
             if row is not None:
                 planned.append(row)
                 num_tokens += row.num_tokens
-        for sequence in self._waiting:
+        for sequence in list(self._waiting):
             room = self._room(len(planned), num_tokens)
             if room and awaits_prefix(sequence, [*self._running, *self._publishing], self._manager, self._config):
                 continue

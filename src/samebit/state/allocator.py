@@ -24,9 +24,8 @@ class IdPool(Generic[Id]):
         self._free: deque[Id] = deque(ids)
         self._quarantine: deque[tuple[int, Id]] = deque()
         self._references: dict[Id, int] = {}
-        # Of these, those that are not the cache's; and how many ids have none of them.
+        # Of these, those that are not the cache's.
         self._others: dict[Id, int] = {}
-        self._num_kept_only = 0
         self._newly_free: list[Id] = []
         self._retired = 0
         self._order = random.Random(order_seed) if order_seed is not None else None
@@ -51,7 +50,7 @@ class IdPool(Generic[Id]):
     @property
     def num_kept_only(self) -> int:
         """Ids that nobody but the cache refers to."""
-        return self._num_kept_only
+        return len(self._references) - len(self._others)
 
     def take(self) -> Id | None:
         """An id with one reference, or None when none is free."""
@@ -65,16 +64,13 @@ class IdPool(Generic[Id]):
         """Add a reference, which is the cache's if `kept`."""
         self._references[taken] += 1
         if not kept:
-            others = self._others.get(taken, 0)
-            self._others[taken] = others + 1
-            self._num_kept_only -= not others
+            self._others[taken] = self._others.get(taken, 0) + 1
 
     def drop(self, taken: Id, last_step: int, *, kept: bool = False) -> None:
         """Remove a reference, the cache's if `kept`; without any left, the id is free once `last_step` has retired."""
         left = self._references[taken] - 1
         others = self._others.get(taken, 0) - (not kept)
         assert 0 <= others <= left, f"{self.name}: {taken} has no such reference"
-        self._num_kept_only += (not others and left > 0) - (kept and not others)
         if others:
             self._others[taken] = others
         else:
@@ -118,6 +114,3 @@ class IdPool(Generic[Id]):
         assert len(free) + len(self._quarantine) + len(used) == self.total, f"{self.name}: an id was lost"
         assert 0 not in free | held | used, f"{self.name}: a reserved id was given out"
         assert self._others.keys() <= used, f"{self.name}: a free id has an owner"
-        assert self._num_kept_only == len(used) - len(self._others), (
-            f"{self.name}: what only the cache refers to is counted wrong"
-        )

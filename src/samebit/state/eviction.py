@@ -1,7 +1,7 @@
 """Which checkpoint is let go first: grid ones but the last two of their path, then by last use. Knows checkpoints, no page and no sequence.
 
-A change costs what lies between a checkpoint and the next ones above and below it, and the first is found without looking at the others:
-a cache is full most of the time, and then every few steps something must go.
+A change costs what lies between a checkpoint and the next ones above and below it, as no more is counted than is kept, and the first is
+found without looking at the others: a cache is full most of the time, and then every few steps something must go.
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ Value = tuple[bool, int]
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A checkpoint, the next ones `above` and `below` it, and the most grid checkpoints on one path below it.
+    """A checkpoint, and the next ones `above` and `below` it.
 
-    `told`: how many `above` was told that a path has from here on.
+    `told`: how many grid checkpoints a path has from here on, up to _KEPT_OF_A_PATH, as `above` knows; `counts[n]`: how many below told n.
     """
 
     checkpoint: Checkpoint
-    above: _Place | None
+    above: _Place | None = None
     below: set[_Place] = field(default_factory=set)
-    num_grid_below: int = 0
+    counts: list[int] = field(default_factory=lambda: [0] * (_KEPT_OF_A_PATH + 1))
     told: int = 0
+
+    @property
+    def num_grid_below(self) -> int:
+        """The most grid checkpoints on one path below it, up to _KEPT_OF_A_PATH."""
+        return max((number for number, count in enumerate(self.counts) if count), default=0)
+
+    @property
+    def num_grid(self) -> int:
+        """The most on one path from here on, likewise."""
+        return min(_KEPT_OF_A_PATH, self.num_grid_below + (self.checkpoint.kind is CheckpointKind.GRID))
 
     @property
     def value(self) -> Value:
         """The lower, the sooner it goes."""
         is_spare = self.checkpoint.kind is CheckpointKind.GRID and self.num_grid_below >= _KEPT_OF_A_PATH
         return not is_spare, self.checkpoint.last_used
-
-    @property
-    def num_grid(self) -> int:
-        """The most grid checkpoints on one path from here on."""
-        return self.num_grid_below + (self.checkpoint.kind is CheckpointKind.GRID)
-
-    def count(self) -> int:
-        """The most grid checkpoints on one path below it, by what it was told."""
-        return max((place.told for place in self.below), default=0)
 
 
 class EvictionOrder:
@@ -60,26 +61,20 @@ class EvictionOrder:
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Take in a checkpoint that was put at its node."""
-        above = next(
-            (self._places[node.checkpoint.snapshot] for node in _above(checkpoint.node) if node.checkpoint), None
-        )
-        place = self._places[checkpoint.snapshot] = _Place(checkpoint, above)
+        place = self._places[checkpoint.snapshot] = _Place(checkpoint)
         for other in _next_below(checkpoint.node):
             self._hang(self._places[other.snapshot], place)
-        if above is not None:
-            above.below.add(place)
-        place.num_grid_below = place.count()
+        above = next((node.checkpoint for node in _above(checkpoint.node) if node.checkpoint), None)
+        self._hang(place, None if above is None else self._places[above.snapshot])
         self._push(place)
         self._tell(place)
 
     def remove(self, checkpoint: Checkpoint) -> None:
         """Forget a checkpoint."""
         place = self._places.pop(checkpoint.snapshot)
-        if place.above is not None:
-            place.above.below.discard(place)
         for other in list(place.below):
             self._hang(other, place.above)
-        self._settle(place.above, place.told, place.num_grid_below)
+        self._hang(place, None)
 
     def changed(self, checkpoint: Checkpoint) -> None:
         """Take in that a checkpoint was used, or is of another kind."""
@@ -109,29 +104,29 @@ class EvictionOrder:
         return [place.checkpoint for place in sorted(unused, key=lambda place: place.value)]
 
     def _hang(self, place: _Place, above: _Place | None) -> None:
-        if place.above is not None:
-            place.above.below.discard(place)
-        place.above = above
+        """Put a place right below another, or below none."""
+        before, place.above = place.above, above
+        if before is not None:
+            before.below.discard(place)
+            before.counts[place.told] -= 1
+            self._settle(before)
         if above is not None:
             above.below.add(place)
+            above.counts[place.told] += 1
+            self._settle(above)
+
+    def _settle(self, place: _Place) -> None:
+        """What lies below a place has changed: it may have another value, and something else to tell."""
+        self._push(place)
+        self._tell(place)
 
     def _tell(self, place: _Place) -> None:
         """Let those above know how many grid checkpoints a path has from `place` on."""
         before, place.told = place.told, place.num_grid
-        self._settle(place.above, before, place.told)
-
-    def _settle(self, place: _Place | None, before: int, now: int) -> None:
-        """One below `place` had a path of `before` grid checkpoints and has one of `now`: count anew, as far up as that matters."""
-        while place is not None:
-            # Many may lie right below: they are looked through only if the longest path was among those that changed.
-            least = place.count() if now < before == place.num_grid_below else place.num_grid_below
-            count = max(least, now)
-            if count == place.num_grid_below:
-                return
-            place.num_grid_below = count
-            self._push(place)
-            before, place.told = place.told, place.num_grid
-            now, place = place.told, place.above
+        if place.above is not None and place.told != before:
+            place.above.counts[before] -= 1
+            place.above.counts[place.told] += 1
+            self._settle(place.above)
 
     def _push(self, place: _Place) -> None:
         heapq.heappush(self._heap, (*place.value, place.checkpoint.snapshot))

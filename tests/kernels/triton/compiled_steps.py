@@ -26,6 +26,7 @@ from samebit.models.hash import HashConfig, save_hash
 from samebit.state.pools import StatePools
 from tests.kernels.triton.compiled_ahead import Absent
 from tests.random_checkpoint import write_checkpoint
+from tests.speculative.block_checkpoint import METHODS, write_drafter
 
 OUT_OF_BOUNDS = 1 << 30
 SETTINGS = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "page_size": 4}
@@ -91,8 +92,9 @@ def main() -> None:
     with pytest.MonkeyPatch.context() as patches, tempfile.TemporaryDirectory() as folder:
         patches.setattr(triton.JITFunction, "warmup", noted)
         small = write_checkpoint(Path(folder) / "small", depths=2)
-        guesses = SpeculativeConfig(method="mtp")
-        engines = [engine_without_device(patches, small, speculative_config=guesses)]
+        drafter = write_drafter(Path(folder) / "drafter", METHODS["dspark"])[0]
+        guesses = [SpeculativeConfig(method="mtp"), SpeculativeConfig(method="dspark", model=str(drafter))]
+        engines = [engine_without_device(patches, small, speculative_config=one) for one in guesses]
         hashed = save_hash(Path(folder) / "hash", HashConfig(mixers=("full", 6, "conv")))
         engines.append(engine_without_device(patches, hashed))
         found = [compile_all(engine) for engine in engines]

@@ -17,7 +17,7 @@ from torch import Tensor
 from samebit.kernels.triton.bias import most_rows, relative_bias, table_shape
 from samebit.kernels.triton.items import INDEX, find_row, row_items, row_sizes, value_of
 from samebit.kernels.triton.last import MAX_COUNTERS, counters
-from samebit.kernels.triton.launch import dot_dtype, launch, num_programs
+from samebit.kernels.triton.launch import dot_dtype, launch, num_programs, shared_memory
 from samebit.kernels.triton.merging import share_tile, store_tile
 from samebit.kernels.triton.softmax import LOG2_E, add_keys, add_run, no_keys
 
@@ -27,7 +27,6 @@ NO_WINDOW = 2**30
 """Longer than any sequence."""
 MAX_WIDTH = 256
 """Columns of the widest head."""
-_WIDE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +58,23 @@ class Tiling:
         """Keys of a chunk."""
         return self.window_chunk if window else self.chunk
 
-    def long_tile(self, width: int) -> tuple[int, int]:
-        """Query rows and stages of long tiles, which wide heads leave less shared memory for."""
-        if width <= _WIDE:
-            return self.long_block_m, self.long_stages
-        return min(self.long_block_m, 64), min(self.long_stages, 2)
+    def long_tile(self, width: int, d_rel: int, group: int, itemsize: int, room: int) -> tuple[int, int]:
+        """Query rows and stages of long tiles: the most that `room` bytes of shared memory hold, and two stages rather than many rows."""
+        rows = [self.long_block_m >> halvings for halvings in range(3)]
+        many = [(m, stages) for m in rows for stages in range(self.long_stages, 1, -1)]
+        tiles = [*many, *((m, 1) for m in rows)]
+        fitting = (tile for tile in tiles if shared_bytes(*tile, self.block_n, width, d_rel, group, itemsize) <= room)
+        return next(fitting, tiles[-1])
+
+
+def shared_bytes(block_m: int, stages: int, block_n: int, width: int, d_rel: int, group: int, itemsize: int) -> int:
+    """Shared memory of a long tile, as the compiler has it: a stage's keys, values and profile, queries, their features and bias."""
+    span = 0
+    if d_rel:
+        block_m = min(block_m, most_rows(group, block_n))
+        span = table_shape(d_rel, group, block_m, block_n)["SPAN"]
+    stage = 2 * block_n * width + d_rel * span
+    return itemsize * (stages * stage + block_m * (width + d_rel)) + 4 * block_m * span + 2048
 
 
 TILINGS = {
@@ -329,7 +340,10 @@ def attend(
     partial_scales = torch.empty(capacity, SHORT_BLOCK_M, 2, dtype=torch.float32, device=q.device)
 
     def launch_attend(*, is_long: bool) -> None:
-        block_m, num_stages = tiling.long_tile(width) if is_long else (SHORT_BLOCK_M, tiling.short_stages)
+        block_m, num_stages = SHORT_BLOCK_M, tiling.short_stages
+        if is_long:
+            room = shared_memory(q.device)
+            block_m, num_stages = tiling.long_tile(width, d_rel, group, k_pages.element_size(), room)
         if is_long and d_rel:
             block_m = min(block_m, most_rows(group, tiling.block_n))
         launch(

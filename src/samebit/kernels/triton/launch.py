@@ -21,6 +21,8 @@ from torch.utils._pytree import tree_map_only
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter, on CPU tensors."""
 
+HOPPER_SHARED = 227 << 10
+
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 _here = threading.local()
 
@@ -55,10 +57,9 @@ class _Idle(TorchDispatchMode):
     ) -> Any:  # Any: torch's protocol
         schema = func._schema  # noqa: SLF001 - torch tells nowhere else what an operation writes to
         if func.namespace == "aten" and schema.is_mutable:
-            names = [argument.name for argument in schema.arguments]
-            given = dict(zip(names, args, strict=False)) | (kwargs or {})
+            given = dict(zip([a.name for a in schema.arguments], args, strict=False)) | (kwargs or {})
             written = [given[a.name] for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-            return written[0] if schema.returns else None
+            return tuple(written) if len(schema.returns) > 1 else written[0] if schema.returns else None
         made = func(*args, **(kwargs or {}))
         if func.namespace == "samebit" or "empty" in func.name():
             tree_map_only(Tensor, Tensor.zero_, made)
@@ -66,16 +67,17 @@ class _Idle(TorchDispatchMode):
 
 
 def compile_for(run: Callable[[], object]) -> None:
-    """Compile, side by side, the kernels that ``run`` launches in this thread, and launch none; nothing that exists is changed."""
+    """Compile, side by side, the kernels that ``run`` launches in this thread, and launch none; nothing that exists is changed.
+
+    Raises what the compiler raises for the first that it cannot compile.
+    """
     if IS_INTERPRETED:
-        return
-    if _wanted() is not None:
-        run()  # part of a larger run
         return
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as executor:
         _here.wanted = []
         try:
-            with triton.AsyncCompileMode(executor), _Idle():
+            # What cannot be compiled is told below: told in there, it would leave Triton compiling for later for good.
+            with triton.AsyncCompileMode(executor, ignore_errors=True), _Idle():
                 run()
             compiled = {
                 kernel.result() if isinstance(kernel, triton.FutureKernel) else kernel for kernel in _here.wanted
@@ -101,6 +103,15 @@ def _load(device: int, kernel: Any) -> None:
 def num_programs(device: torch.device, per_processor: int) -> int:
     """How many programs walk a list of items; two in the interpreter, so that each walks several."""
     return 2 if IS_INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count * per_processor
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program can have; where there is no GPU, those of a Hopper device."""
+    if device.type != "cuda":
+        return HOPPER_SHARED
+    # As Triton itself asks before it launches a kernel.
+    return int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
 
 
 def num_launches() -> int:
