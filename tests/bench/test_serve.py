@@ -288,7 +288,9 @@ def test_an_interrupt_shows_and_stores_what_was_measured(target):
 
     with serving(FakeOpenAI(respond)) as url:
         flags = ["--base-url", url, *SMALL, "--max-concurrency", "1,2", "--output", str(target)]
-        command = [sys.executable, "-c", COMMAND, "bench", "serve", *flags]
+        # Whoever runs these tests in the background of a script has interrupts ignored.
+        heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        command = [sys.executable, "-c", heard + COMMAND, "bench", "serve", *flags]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             try:
                 assert has_come.wait(60)
