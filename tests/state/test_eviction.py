@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,16 +76,42 @@ def test_the_order_is_the_rules_after_anything(seed):
         assert tree.order.first() is (wanted[0] if wanted else None)
 
 
-def test_a_full_cache_finds_what_goes_without_looking_at_everything(monkeypatch):
-    looks = []
-    value = eviction._Place.value.fget
-    monkeypatch.setattr(eviction._Place, "value", property(lambda place: looks.append(1) or value(place)))
+@pytest.fixture
+def looks(monkeypatch):
+    """Grows with each look at a checkpoint's value or counts."""
+    seen = []
+    for name in ("value", "num_grid_below"):
+        look = getattr(eviction._Place, name).fget
+        monkeypatch.setattr(eviction._Place, name, property(lambda place, look=look: seen.append(1) or look(place)))
+    return seen
+
+
+def test_a_full_cache_finds_what_goes_without_looking_at_everything(looks):
     tree, num_kept, num_more = PrefixTree(PAGE), 2000, 500
+    # All begin alike; a path is a few grid checkpoints and an end.
+    kinds = [CheckpointKind.GRID] * 3 + [CheckpointKind.PROMPT_END]
+
+    def add(number, snapshots):
+        for depth, kind in enumerate(kinds, start=1):
+            put(tree, [1, 1, *([number, depth] * depth)], kind, next(snapshots))
+
+    numbers = itertools.count(1)
+    put(tree, [1, 1], CheckpointKind.FORK, next(numbers))
     for number in range(num_kept):
-        put(tree, [1, 1, number, 0, number, 1], CheckpointKind.PROMPT_END, number + 1)
+        add(number, numbers)
     looks.clear()
     for number in range(num_kept, num_kept + num_more):
-        gone = tree.order.first()
-        tree.remove(gone)
-        put(tree, [1, 1, number, 0, number, 1], CheckpointKind.PROMPT_END, gone.snapshot)
-    assert len(looks) < 20 * num_more
+        gone = [tree.order.first()]
+        tree.remove(gone[0])
+        for _ in kinds[1:]:
+            gone.append(tree.order.first())
+            tree.remove(gone[-1])
+        add(number, iter([one.snapshot for one in gone]))
+    assert len(looks) < 60 * len(kinds) * num_more
+
+
+def test_a_long_path_costs_a_new_checkpoint_no_look_at_all_of_it(looks):
+    tree, length = PrefixTree(PAGE), 1000
+    for number in range(1, length + 1):
+        put(tree, [0] * (PAGE * number), CheckpointKind.GRID, number)
+    assert len(looks) < 30 * length

@@ -104,7 +104,7 @@ class EvictionOrder:
         return [place.checkpoint for place in sorted(unused, key=lambda place: place.value)]
 
     def _hang(self, place: _Place, above: _Place | None) -> None:
-        """Put a place right below another, or below none."""
+        """Put a place right below another, or below none. What is new to the other is told by whoever calls."""
         before, place.above = place.above, above
         if before is not None:
             before.below.discard(place)
@@ -113,7 +113,6 @@ class EvictionOrder:
         if above is not None:
             above.below.add(place)
             above.counts[place.told] += 1
-            self._settle(above)
 
     def _settle(self, place: _Place) -> None:
         """What lies below a place has changed: it may have another value, and something else to tell."""
