@@ -8,10 +8,9 @@ from dataclasses import fields, replace
 import torch
 
 from samebit.kernels.triton import attention, conv, experts, linear
+from samebit.kernels.triton.launch import HOPPER_SHARED
 
 DTYPE = torch.bfloat16
-MOST_SHARED = 227 << 10
-"""Bytes of shared memory that a program of a Hopper device can have."""
 
 
 def chunk_fields() -> list[str]:
@@ -90,4 +89,4 @@ def _fits(tile: linear.Tile | experts.Tile, rows: int, sums: int) -> bool:
     """Whether a tile that loads so many rows a step, and has so many sums, can be fast at all."""
     loaded = rows * linear.BLOCK_K[DTYPE] * 2 * tile.span * (tile.num_stages - 1)
     values = sums / (32 * tile.num_warps)
-    return loaded <= MOST_SHARED and values <= 128 and (tile.num_warps == 4 or values >= 8)
+    return loaded <= HOPPER_SHARED and values <= 128 and (tile.num_warps == 4 or values >= 8)

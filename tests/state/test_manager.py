@@ -178,9 +178,15 @@ def test_eviction_gives_up_nothing_when_it_cannot_help():
     first = admit(manager, tokens)
     run_step(manager, first, tokens, 1, (8,))
     manager.release(first)
+    # Of six pages two are cached, and two are somebody's, who has not published.
+    holder = admit(manager, [55] * 8)
+    assert manager.grow(holder, 8) == 8
     other = admit(manager, [77] * 60)
-    assert manager.grow(other, 60, whole=60) == 0
-    assert [c.boundary for c in manager.tree.checkpoints] == [8]
+    for wanted in (60, 20):
+        assert manager.grow(other, wanted, whole=wanted) == 0
+        assert [c.boundary for c in manager.tree.checkpoints] == [8]
+    assert manager.grow(other, 16, whole=16) == 16
+    assert not manager.tree.checkpoints
 
 
 def test_a_tree_finds_what_was_inserted_under_its_namespace_only():

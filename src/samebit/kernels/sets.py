@@ -71,7 +71,7 @@ class KernelSet:
         return self._count_launches()
 
     def compile_for(self, run: Callable[[], object]) -> None:
-        """Have the kernels that ``run`` calls compiled, side by side, where that is done at first use; none runs, and all return zeros."""
+        """Have the kernels that ``run`` calls compiled, side by side, where that is done at first use; none runs, and nothing is changed."""
         self._compile_for(run)
 
     def without(self, shapes: Iterable[tuple[int, int]]) -> "KernelSet":

@@ -22,6 +22,7 @@ IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter, on CPU tensors."""
 
 HOPPER_SHARED = 227 << 10
+"""Bytes of shared memory that a program of a Hopper device can have."""
 
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 _here = threading.local()
