@@ -36,6 +36,13 @@ def test_the_offline_api_loads_without_a_server():
     assert loaded.isdisjoint({"fastapi", "uvicorn", "zmq", "starlette", "transformers"})
 
 
+def test_a_recorded_step_loads_no_compiler_of_torch():
+    # Loading it takes longer than starting a small model.
+    loaded = modules_after("from samebit import LLM\nLLM('nano', graph='trace', capture='use').generate(['a'])")
+    assert "samebit.runner.graphs" in loaded
+    assert "torch._dynamo" not in loaded
+
+
 def test_the_public_names_are_what_can_be_imported():
     assert len(samebit.__all__) == len(set(samebit.__all__))
     for name in samebit.__all__:

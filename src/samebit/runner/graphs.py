@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from samebit.core.errors import GraphError
+from samebit.kernels.modes import DispatchMode
 
 # Reads of a value by the host, and results whose shape depends on values: a recording would freeze what they gave once.
 FROZEN = {
@@ -57,7 +57,7 @@ class _Call:
     made: list[int | None]
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(DispatchMode):
     """Counts operations and refuses those that a recording would freeze; as a base, lets them run."""
 
     def __init__(self) -> None:

@@ -15,8 +15,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+
+from samebit.kernels.modes import DispatchMode
 
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter, on CPU tensors."""
@@ -50,7 +51,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
         wanted.append(kernel.warmup(*args, grid=grid, **meta))
 
 
-class _Idle(TorchDispatchMode):
+class _Idle(DispatchMode):
     """What a kernel would write are zeros, as any other index might be out of bounds; what exists is not changed by torch either."""
 
     def __torch_dispatch__(

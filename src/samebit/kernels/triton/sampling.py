@@ -31,10 +31,8 @@ _RESULTS = ("tokens", "logprobs", "ranks", "finite")
 
 def _config(vocab: int) -> dict[str, Any]:
     """Columns per block and warps, by vocabulary. They change no bits."""
-    if vocab > 4096:
-        return {"BLOCK": 4096, "NARROW": 1024, "num_warps": 8}
     if vocab > 1024:
-        return {"BLOCK": 1024, "NARROW": 1024, "num_warps": 8}
+        return {"BLOCK": 4096, "NARROW": 1024, "num_warps": 16}
     return {"BLOCK": 256, "NARROW": 256, "num_warps": 2}
 
 
