@@ -5,8 +5,8 @@
     python -m benchmarks.gpu nano --batch 1 8 64
 
 First answers are compared (alone, in a batch, from captured steps, from eager ones), and only then is anything timed. A large
-copy and a large product tell what the device gives. A step's wall time is that of the engine; its device time is that of its
-graph, launched again and again on the inputs of its last step; what is left is the host's.
+copy and a large product tell what the device gives. A step's wall time is that of the engine; its device time is what passes
+between events around its graph, in further steps; what is left is the host's.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -36,7 +37,7 @@ BATCHES = (1, 8, 32, 128)
 LEAST_SEQS = 8
 PREFILL = (8, 2048)
 STEPS = 64
-REPLAYS = 32
+WATCHED_STEPS = 32
 FIRST_TEXT_ID = 100
 MOST_TOKENS = 8192
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -146,24 +147,33 @@ def device_seconds(work: Callable[[], object], rounds: int = 10) -> float:
 
 
 class Watched:
-    """A runner that remembers the sizes of the last step."""
+    """A runner that remembers how many tokens the last step had."""
 
     def __init__(self, engine: Engine) -> None:
         self._runner: Any = engine._runner
-        self.bucket: Bucket | None = None
+        self.num_tokens = 0
 
     def launch(self, plan: BatchPlan) -> Any:
         """Begin the step."""
-        self.bucket = Bucket.of(plan)
+        self.num_tokens = Bucket.of(plan).tokens
         return self._runner.launch(plan)
 
-    def replay(self) -> Callable[[], object]:
-        """What launches the graph of the last step's bucket again."""
-        program = self._runner._captured_program(self.bucket)
-        if program is None:
-            raise SystemExit(f"no graph was captured for {self.bucket}")
-        replay: Callable[[], object] = program._recording.replay
-        return replay
+
+def graph_seconds(work: Callable[[], object]) -> list[float]:
+    """What the device takes for each graph that `work` launches. They go on from one another, so none is launched twice."""
+    launched, events = torch.cuda.CUDAGraph.replay, []
+
+    def between_events(graph: torch.cuda.CUDAGraph) -> None:
+        pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        pair[0].record()
+        launched(graph)
+        pair[1].record()
+        events.append(pair)
+
+    with patch.object(torch.cuda.CUDAGraph, "replay", between_events):
+        work()
+    torch.cuda.synchronize()
+    return [begin.elapsed_time(end) / 1e3 for begin, end in events]
 
 
 def decode(llm: LLM, rng: random.Random, batch: int, rounds: int, *, profile: bool) -> dict[str, Any]:
@@ -179,7 +189,7 @@ def decode(llm: LLM, rng: random.Random, batch: int, rounds: int, *, profile: bo
             for i, name in enumerate(names):
                 prompt = random_prompt(rng, llm, CONTEXT)
                 engine.add(Request(request_id=name, prompt_token_ids=prompt, params=params, seed=i))
-            while watched.bucket is None or watched.bucket.tokens != batch:
+            while watched.num_tokens != batch:
                 engine.step()
             times = []
             for _ in range(STEPS):
@@ -188,15 +198,14 @@ def decode(llm: LLM, rng: random.Random, batch: int, rounds: int, *, profile: bo
                 times.append(time.perf_counter() - before)
             if number:
                 walls += times
-                replay = watched.replay()
-                devices.append(device_seconds(lambda r=replay: [r() for _ in range(REPLAYS)], rounds=2) / REPLAYS)
+                devices += graph_seconds(lambda: [engine.step() for _ in range(WATCHED_STEPS)])
                 if profile:
-                    kernels = {"kernels": times_by_kernel(replay)}
+                    kernels = {"kernels": times_by_kernel(engine.step)}
             for name in names:
                 engine.abort(name)
             while engine.has_work:
                 engine.step()
-            watched.bucket = None
+            watched.num_tokens = 0
     finally:
         engine._runner = watched._runner
     wall, device, tenths = statistics.median(walls), statistics.median(devices), statistics.quantiles(walls, n=10)
