@@ -72,7 +72,8 @@ def test_a_tile_does_not_change_experts(device, monkeypatch, dtype, tile):
     expected = case()
     monkeypatch.setattr(experts, "tiles_of", lambda *_: tile)
     assert torch.equal(case(), expected)
-    assert torch.equal(case(slice(MOST_AT_ONCE)), expected[:MOST_AT_ONCE])
+    for tokens in (1, MOST_AT_ONCE):
+        assert torch.equal(case(slice(tokens)), expected[:tokens])
 
 
 def test_tiles_are_deep_where_each_has_a_multiprocessor_of_its_own():
@@ -88,7 +89,8 @@ def test_the_number_of_programs_does_not_change_experts(device, monkeypatch, act
     expected = case()
     monkeypatch.setattr(experts, "num_programs", lambda *_: programs)
     assert torch.equal(case(), expected)
-    assert torch.equal(case(slice(MOST_AT_ONCE)), expected[:MOST_AT_ONCE])
+    for tokens in (1, MOST_AT_ONCE):
+        assert torch.equal(case(slice(tokens)), expected[:tokens])
 
 
 def test_bfloat16_experts_give_the_bits_of_their_float32_copy(device):
@@ -117,6 +119,27 @@ def test_padding_tokens_run_no_expert_and_give_zeros(device, activation):
     assert torch.equal(padded[:5], clean)
     assert torch.equal(padded[5:], torch.zeros_like(padded[5:]))
     assert not case(live=0).any()
+    for rows in (slice(1), slice(5, 6)):
+        assert not case(rows, live=0).any()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in the interpreter
+@pytest.mark.parametrize(("shared", "top_k"), [(2, 2), (1, 1), (0, 5)])
+def test_a_token_alone_has_the_bits_that_it_has_among_many(device, activation, shared, top_k):
+    case = Case(device, activation, 20, 100, 33, shared=shared)
+    logits, bias = normal(7, 1, 20, 5 + shared).to(device), normal(8, 5).to(device) / 10
+
+    def found(rows, live):
+        operands = (top_k, shared, 1.5, ints(live).to(device), case.w13, case.w2, case.inner, 1)
+        return mixture(case.x[rows], logits[:, rows], bias, *operands)
+
+    together = found(slice(None), 20)
+    for token in (0, 7, 19):
+        rows = slice(token, token + 1)
+        assert torch.equal(found(rows, 1), together[rows])
+        assert not found(rows, 0).any()
+    case.x[7], logits[:, 7] = torch.nan, torch.nan
+    assert not found(slice(7, 8), 0).any()
 
 
 def test_a_token_that_is_not_finite_spoils_no_other_in_its_experts(device, activation):
@@ -150,7 +173,8 @@ def test_few_tokens_take_fewer_launches_and_have_the_same_bits(device, activatio
         monkeypatch.setattr(experts, "MOST_AT_ONCE", rows)
         before = num_launches()
         found.append(mixture(case.x, logits[None], bias, 2, 2, 1.5, num_tokens, *operands))
-        assert num_launches() - before == 5 - (pairs > 0) - (tokens <= rows)
+        # Nobody groups what one token chose.
+        assert num_launches() - before == 5 - (pairs > 0 or tokens == 1) - (tokens <= rows)
     assert all(torch.equal(other, found[0]) for other in found)
     assert torch.equal(found[0], moe(case.x, ids, weights, num_tokens, *operands))
     assert (found[0][:live] != 0).any(-1).all()

@@ -73,7 +73,9 @@ def test_pairs_are_grouped_by_expert_in_their_order(device, block):
 
 
 def parts(groups):
-    """The pairs of each expert."""
+    """The pairs of each expert; of a single token, the expert of each pair."""
+    if groups.ids is not None:
+        return groups.ids.flatten().tolist()
     return [groups.pairs[start:stop].tolist() for start, stop in groups.bounds.tolist()]
 
 
@@ -127,6 +129,10 @@ def test_few_tokens_that_are_not_finite_have_the_experts_that_many_would_have(de
     groups, weights = assign(logits[None], bias, 4, 2, 1.0, num_tokens)
     assert parts(groups) == parts(group(ids, num_tokens, 12))
     assert torch.equal(weights.nan_to_num(-1), wanted.nan_to_num(-1))
+    for token in (2, 4):
+        alone, weights = assign(logits[None, token : token + 1], bias, 4, 2, 1.0, ints(1).to(device))
+        assert parts(alone) == ids[token].tolist()
+        assert torch.equal(weights[0].nan_to_num(-1), wanted[token].nan_to_num(-1))
 
 
 def test_experts_of_padding_are_nobodys(device):

@@ -79,28 +79,52 @@ def most_tiles(tile: Tile, num_pairs: int, num_experts: int, num_out: int) -> in
 
 
 @triton.jit
-def tiles_of_experts(bounds, EXPERTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr):
-    """Per expert, the bounds of its pairs and the number of token tiles up to and with it."""
-    expert = tl.arange(0, WIDTH)
-    start = tl.load(bounds + 2 * expert, mask=expert < EXPERTS, other=0)
-    stop = tl.load(bounds + 2 * expert + 1, mask=expert < EXPERTS, other=0)
-    tiles = (stop - start + BLOCK_T - 1) // BLOCK_T
-    return start, stop, tiles, tl.cumsum(tiles, 0)
+def tiles_of_experts(
+    ids, bounds, SLOTS: tl.constexpr, EXPERTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr
+):
+    """The number of token tiles, and what ``find_tile`` looks at: per expert, the bounds of its pairs and the number of tiles up to and with it.
+
+    Each slot of one token is a tile: its expert is all there is to look at. That changes no bits, as a tile has the same shape, and an
+    element the same chain over K, whatever else is in the tile.
+    """
+    if ids is None:
+        expert = tl.arange(0, WIDTH)
+        start = tl.load(bounds + 2 * expert, mask=expert < EXPERTS, other=0)
+        stop = tl.load(bounds + 2 * expert + 1, mask=expert < EXPERTS, other=0)
+        tiles = (stop - start + BLOCK_T - 1) // BLOCK_T
+        up_to = tl.cumsum(tiles, 0)
+        num_tiles, known = tl.max(up_to, 0), (start, stop, tiles, up_to)
+    else:
+        num_tiles, known = SLOTS, ids
+    return num_tiles, known
 
 
 @triton.jit
-def find_tile(tile, start, stop, tiles, tiles_up_to, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr):
+def find_tile(tile, known, ids, EXPERTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr):
     """Expert of a token tile, the first place of the tile among the grouped pairs, and where the expert's places end."""
-    expert = tl.sum((tiles_up_to <= tile).to(tl.int32), 0)
-    is_it = tl.arange(0, WIDTH) == expert
-    first = tl.sum(tl.where(is_it, start + (tile - tiles_up_to + tiles) * BLOCK_T, 0), 0)
-    return expert.to(tl.int64), first, tl.sum(tl.where(is_it, stop, 0), 0)
+    if ids is None:
+        start, stop, tiles, up_to = known
+        expert = tl.sum((up_to <= tile).to(tl.int32), 0)
+        is_it = tl.arange(0, WIDTH) == expert
+        first = tl.sum(tl.where(is_it, start + (tile - up_to + tiles) * BLOCK_T, 0), 0)
+        end = tl.sum(tl.where(is_it, stop, 0), 0)
+    else:
+        expert, first, end = tl.load(known + tile), tile, tile + 1
+    # Padding's may be any number; what comes of it counts as zeros.
+    return tl.minimum(expert.to(tl.uint32), EXPERTS - 1).to(tl.int64), first, end
+
+
+@triton.jit
+def pairs_at(pairs, at, end):
+    """The pairs at places ``at`` below ``end``; without ``pairs`` each is at its own."""
+    return at if pairs is None else tl.load(pairs + at, mask=at < end, other=0)
 
 
 @triton.jit
 def gate_up_kernel(
     x,
     w13,
+    ids,
     pairs,
     bounds,
     hidden,
@@ -110,6 +134,7 @@ def gate_up_kernel(
     SLOTS: tl.constexpr,
     EXPERTS: tl.constexpr,
     WIDTH: tl.constexpr,
+    TILES: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -117,15 +142,14 @@ def gate_up_kernel(
     EVEN_K: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """silu(gate) * up of the tokens of grouped pairs: rows of ``hidden`` [places, I] in the order of the groups."""
-    start, stop, tiles, tiles_up_to = tiles_of_experts(bounds, EXPERTS, WIDTH, BLOCK_T)
-    tiles_i = tl.cdiv(inner, BLOCK_I)
+    """silu(gate) * up of the tokens of grouped pairs: rows of ``hidden`` [places, I] in the order of the groups; TILES are those of I."""
+    num_tiles, known = tiles_of_experts(ids, bounds, SLOTS, EXPERTS, WIDTH, BLOCK_T)
     place = tl.arange(0, BLOCK_K)[None, :]
-    for item in range(tl.program_id(0), tl.max(tiles_up_to, 0) * tiles_i, tl.num_programs(0)):
-        expert, first, end = find_tile(item // tiles_i, start, stop, tiles, tiles_up_to, WIDTH, BLOCK_T)
-        i = (item % tiles_i) * BLOCK_I + tl.arange(0, BLOCK_I)
+    for item in range(tl.program_id(0), num_tiles * TILES, tl.num_programs(0)):
+        expert, first, end = find_tile(item // TILES, known, ids, EXPERTS, WIDTH, BLOCK_T)
+        i = (item % TILES) * BLOCK_I + tl.arange(0, BLOCK_I)
         at = first + tl.arange(0, BLOCK_T)
-        token = tl.load(pairs + at, mask=at < end, other=0) // SLOTS
+        token = pairs_at(pairs, at, end) // SLOTS
         is_row = (at < end)[:, None]
         inputs = x + token.to(tl.int64)[:, None] * x_stride
         # A weight row that is not there is another one: its sums are not stored.
@@ -155,7 +179,7 @@ def gate_up_kernel(
 
 @triton.jit
 def add_slots(slots, weights, row, h, live, width, NUM_SLOTS: tl.constexpr):
-    """The sums over slots, in their order, of tokens ``row`` at columns ``h``; zeros for padding, whose slots were not written.
+    """The sums over slots, in their order, of tokens ``row`` at columns ``h``; zeros for padding, whose slots hold anything.
 
     What is rounded is written out, since two kernels have to do the same.
     """
@@ -173,6 +197,7 @@ def add_slots(slots, weights, row, h, live, width, NUM_SLOTS: tl.constexpr):
 def down_kernel(
     hidden,
     w2,
+    ids,
     pairs,
     bounds,
     slots,
@@ -186,6 +211,7 @@ def down_kernel(
     SLOTS: tl.constexpr,
     EXPERTS: tl.constexpr,
     WIDTH: tl.constexpr,
+    TILES: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -194,28 +220,29 @@ def down_kernel(
     DOT: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Rows of ``hidden`` times an expert's second weight, each to its pair's row of ``slots`` [pairs, H] fp32.
+    """Rows of ``hidden`` times an expert's second weight, each to its pair's row of ``slots`` [pairs, H] fp32; TILES are those of H.
 
     With ROWS, at least ``num_rows``, the program that finishes the last tile of some columns adds up the slots of all tokens there.
     """
-    start, stop, tiles, tiles_up_to = tiles_of_experts(bounds, EXPERTS, WIDTH, BLOCK_T)
-    tiles_h = tl.cdiv(width, BLOCK_H)
+    num_tiles, known = tiles_of_experts(ids, bounds, SLOTS, EXPERTS, WIDTH, BLOCK_T)
     # Where all tokens are padding, one tile of none gives them their zeros.
-    num_tiles = tl.maximum(tl.max(tiles_up_to, 0), 1)
-    for item in range(tl.program_id(0), num_tiles * tiles_h, tl.num_programs(0)):
-        expert, first, end = find_tile(item // tiles_h, start, stop, tiles, tiles_up_to, WIDTH, BLOCK_T)
-        h = (item % tiles_h) * BLOCK_H + tl.arange(0, BLOCK_H)
+    num_tiles = tl.maximum(num_tiles, 1)
+    # Asked for before it is needed, so that the last program does not wait for it.
+    live = tl.load(num_tokens)
+    for item in range(tl.program_id(0), num_tiles * TILES, tl.num_programs(0)):
+        expert, first, end = find_tile(item // TILES, known, ids, EXPERTS, WIDTH, BLOCK_T)
+        h = (item % TILES) * BLOCK_H + tl.arange(0, BLOCK_H)
         at = first + tl.arange(0, BLOCK_T)
         is_row = (at < end)[:, None]
-        matrix = w2 + (tl.minimum(expert, EXPERTS - 1) * width + tl.minimum(h, width - 1))[:, None] * num_in
+        matrix = w2 + (expert * width + tl.minimum(h, width - 1))[:, None] * num_in
         inputs = hidden + at.to(tl.int64)[:, None] * num_in
         total = chain(matrix, inputs, is_row, num_in, BLOCK_H, BLOCK_T, BLOCK_K, SPAN, EVEN_K, DOT)
-        pair = tl.load(pairs + at, mask=at < end, other=0)
+        pair = pairs_at(pairs, at, end)
         to = slots + pair.to(tl.int64)[:, None] * width + h[None, :]
         tl.store(to, tl.trans(total), mask=is_row & (h < width)[None, :])
-        if ROWS and is_last(counter + item % tiles_h, num_tiles):
+        if ROWS and is_last(counter + item % TILES, num_tiles):
             row, column = tl.arange(0, ROWS)[:, None], h[None, :]
-            sums = add_slots(slots, weights, row, column, tl.load(num_tokens), width, SLOTS)
+            sums = add_slots(slots, weights, row, column, live, width, SLOTS)
             there = (row < num_rows) & (column < width)
             tl.store(out + row * width + column, sums.to(out.dtype.element_ty), mask=there)
 
@@ -277,11 +304,10 @@ def apply_experts(
     assert weights.is_contiguous(), weights.stride()
     num_pairs = num_rows * num_slots
     tiles = tiles_of(num_pairs, num_experts, intermediate, x.dtype)
-    pairs, bounds = groups.pairs, groups.bounds
     hidden, slots, out = (
         torch.empty(shape, dtype=dtype, device=x.device)
         for shape, dtype in (
-            ((pairs.shape[0], intermediate), x.dtype),
+            ((groups.num_places, intermediate), x.dtype),
             ((num_pairs, width), torch.float32),
             ((num_rows, width), x.dtype),
         )
@@ -292,23 +318,24 @@ def apply_experts(
     def programs(tile: Tile, num_out: int) -> tuple[int]:
         return (min(num_programs(x.device, tile.programs), most_tiles(tile, num_pairs, num_experts, num_out)),)
 
-    def compiled(tile: Tile, num_in: int) -> dict[str, Any]:
+    def compiled(tile: Tile, num_out: int, num_in: int) -> dict[str, Any]:
         return {
-            "BLOCK_T": tile.tokens, "SPAN": whole_span(tile.span, num_in, x.dtype), "EVEN_K": num_in % BLOCK_K[x.dtype] == 0,
-            "num_warps": tile.num_warps, "num_stages": tile.num_stages, **experts, **dot,
+            "TILES": triton.cdiv(num_out, tile.rows), "BLOCK_T": tile.tokens, "SPAN": whole_span(tile.span, num_in, x.dtype),
+            "EVEN_K": num_in % BLOCK_K[x.dtype] == 0, "num_warps": tile.num_warps, "num_stages": tile.num_stages, **experts, **dot,
         }  # fmt: skip
 
     launch(
         gate_up_kernel, programs(tiles.gate_up, intermediate),
-        x, w13, pairs, bounds, hidden, x.stride(0), intermediate, width,
-        SLOTS=num_slots, BLOCK_I=tiles.gate_up.rows, **compiled(tiles.gate_up, width),
+        x, w13, groups.ids, groups.pairs, groups.bounds, hidden, x.stride(0), intermediate, width,
+        SLOTS=num_slots, BLOCK_I=tiles.gate_up.rows, **compiled(tiles.gate_up, intermediate, width),
     )  # fmt: skip
     is_at_once = num_rows <= MOST_AT_ONCE and triton.cdiv(width, tiles.down.rows) <= MAX_COUNTERS
     launch(
         down_kernel, programs(tiles.down, width),
-        hidden, w2, pairs, bounds, slots, weights, num_tokens, out, counters(x.device), num_rows, width, intermediate,
+        hidden, w2, groups.ids, groups.pairs, groups.bounds, slots, weights, num_tokens, out, counters(x.device),
+        num_rows, width, intermediate,
         SLOTS=num_slots, BLOCK_H=tiles.down.rows, ROWS=triton.next_power_of_2(num_rows) if is_at_once else 0,
-        **compiled(tiles.down, intermediate),
+        **compiled(tiles.down, width, intermediate),
     )  # fmt: skip
     launch(
         combine_kernel,

@@ -2,8 +2,9 @@
 
 Pairs of a token and a slot are grouped by expert, in order and without a sort. For few tokens all of it is one launch: an expert's
 program finds the tokens that chose it from their logits, by how many experts come before it, while a token's program finds its
-weights. For many tokens the experts of a token are picked one by one, once. Both come down to the same scores and weights, so what
-they round is what is written: products and sums are not fused. Knows no products.
+weights. A single token's program finds its experts too, which nobody has to group. For many tokens the experts of a token are picked
+one by one, once. Both come down to the same scores and weights, so what they round is what is written: products and sums are not
+fused. Knows no products.
 """
 
 from dataclasses import dataclass
@@ -25,10 +26,15 @@ SCAN = ((512, 4), (4096, 8))
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The pairs of expert e: from place ``bounds`` [E, 2] int32 [e, 0] to [e, 1] of ``pairs`` int32, ascending; other places hold anything."""
+    """The pairs of expert e: from place ``bounds`` [E, 2] int32 [e, 0] to [e, 1] of ``pairs`` int32, ascending; other places hold anything.
 
-    pairs: Tensor
-    bounds: Tensor
+    Of a single token there are only ``ids``, the experts of its slots, int32: each pair is at its own place. Padding's may be anything.
+    """
+
+    num_places: int
+    pairs: Tensor | None = None
+    bounds: Tensor | None = None
+    ids: Tensor | None = None
 
 
 @triton.jit
@@ -144,9 +150,11 @@ def group_kernel(expert_ids, num_tokens, pairs, bounds, SLOTS: tl.constexpr, BLO
 
 
 def group(expert_ids: Tensor, num_tokens: Tensor, num_experts: int) -> Groups:
-    """The pairs of ``expert_ids`` [T, slots], of the first ``num_tokens`` [1] tokens, by expert; one's follow another's."""
+    """The pairs of ``expert_ids`` [T, slots] int32, of the first ``num_tokens`` [1] tokens, by expert; one's follow another's."""
     num_rows, slots = expert_ids.shape
     assert expert_ids.is_contiguous(), expert_ids.stride()
+    if num_rows == 1:
+        return Groups(slots, ids=expert_ids)
     pairs = torch.empty(num_rows * slots, dtype=torch.int32, device=expert_ids.device)
     bounds = torch.empty((num_experts, 2), dtype=torch.int32, device=expert_ids.device)
     block, num_warps = SCAN[pairs.shape[0] > SCAN[0][0]]
@@ -155,7 +163,7 @@ def group(expert_ids: Tensor, num_tokens: Tensor, num_experts: int) -> Groups:
         (num_experts if num_rows else 0,),
         expert_ids, num_tokens, pairs, bounds, SLOTS=slots, BLOCK=block, num_warps=num_warps,
     )  # fmt: skip
-    return Groups(pairs, bounds)
+    return Groups(pairs.shape[0], pairs, bounds)
 
 
 @triton.jit
@@ -172,6 +180,7 @@ def weigh(
     logits,
     bias,
     weights,
+    ids,
     row,
     stride,
     part_stride,
@@ -183,13 +192,17 @@ def weigh(
     WIDTH: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """Weights of one token, as ``route_kernel`` finds them."""
+    """Weights of one token, as ``route_kernel`` finds them, and its experts where there are ``ids``; they exist, whatever its logits are."""
     expert, slot = tl.arange(0, WIDTH), tl.arange(0, SLOTS)
     is_shared = (slot >= TOP_K) & (slot < TOP_K + SHARED)
     shared = load_sums(logits, row * stride + EXPERTS + slot - TOP_K, is_shared, part_stride, PARTS)
     logit = load_sums(logits, row * stride + expert, expert < EXPERTS, part_stride, PARTS)
     score = scores_of(logit, tl.load(bias + expert, mask=expert < EXPERTS, other=float("-inf")))
     rank = rank_of(score[:, None], expert[:, None], score[None, :], expert[None, :])
+    if ids is not None:
+        at = ids + row * (TOP_K + SHARED)
+        tl.store(at + rank, expert, mask=rank < TOP_K)
+        tl.store(at + slot, EXPERTS + slot - TOP_K, mask=is_shared)
     raw = tl.sum(tl.where(rank[:, None] == slot[None, :], logit[:, None], 0.0), 0)
     weight = weights_of(tl.where(slot < TOP_K, raw, shared), slot, scale, TOP_K + SHARED)
     tl.store(weights + row * (TOP_K + SHARED) + slot, weight, mask=slot < TOP_K + SHARED)
@@ -201,6 +214,7 @@ def assign_kernel(
     bias,
     num_tokens,
     weights,
+    ids,
     pairs,
     bounds,
     num_rows,
@@ -215,13 +229,16 @@ def assign_kernel(
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The weights of token ``program_id``; behind the tokens, an expert's pairs, to its own ``num_rows`` places."""
+    """The weights of token ``program_id``, and its ``ids``; behind the tokens, an expert's pairs, to its own ``num_rows`` places.
+
+    There are ``ids`` [slots] of a single token only, and nothing behind it.
+    """
     if tl.program_id(0) < num_rows:
         row = tl.program_id(0)
         weigh(
-            logits, bias, weights, row, stride, part_stride, scale, PARTS, EXPERTS, TOP_K, SHARED, WIDTH, SLOTS
+            logits, bias, weights, ids, row, stride, part_stride, scale, PARTS, EXPERTS, TOP_K, SHARED, WIDTH, SLOTS
         )  # fmt: skip
-    else:
+    elif ids is None:
         own = tl.program_id(0) - num_rows
         live = tl.load(num_tokens)
         expert = tl.arange(0, WIDTH)[:, None]
@@ -245,19 +262,28 @@ def assign_kernel(
 def assign(
     logits: Tensor, bias: Tensor, top_k: int, num_shared: int, scale: float, num_tokens: Tensor
 ) -> tuple[Groups, Tensor]:
-    """``route`` and ``group`` of its ids in one launch: the groups, each at its own T places, and the weights [T, slots].
+    """``route`` and ``group`` of its ids in one launch: the groups, each at its own T places if T > 1, and the weights [T, slots].
 
     ``logits`` [S, T, E + shared] are added up over S, in order, by all who need them.
     """
     (parts, num_rows, _), num_slots, num_experts = logits.shape, top_k + num_shared, bias.shape[0] + num_shared
     weights = torch.empty((num_rows, num_slots), dtype=torch.float32, device=logits.device)
-    pairs = torch.empty(num_experts * num_rows, dtype=torch.int32, device=logits.device)
-    bounds = torch.empty((num_experts, 2), dtype=torch.int32, device=logits.device)
+
+    def places(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=logits.device)
+
+    if num_rows == 1:
+        groups, num_programs = Groups(num_slots, ids=places(num_slots)), 1
+    else:
+        num_places = num_experts * num_rows
+        groups = Groups(num_places, places(num_places), places(num_experts, 2))
+        num_programs = num_rows + num_experts if num_rows else 0
     width = triton.next_power_of_2(bias.shape[0])
     launch(
         assign_kernel,
-        (num_rows + num_experts if num_rows else 0,),
-        logits, bias, num_tokens, weights, pairs, bounds, num_rows, logits.stride(1), logits.stride(0), scale,
+        (num_programs,),
+        logits, bias, num_tokens, weights, groups.ids, groups.pairs, groups.bounds, num_rows,
+        logits.stride(1), logits.stride(0), scale,
         PARTS=parts,
         EXPERTS=bias.shape[0],
         TOP_K=top_k,
@@ -268,4 +294,4 @@ def assign(
         num_warps=max(1, min(16, width // 32)),  # a thread for each expert that is compared with the others
         enable_fp_fusion=False,
     )  # fmt: skip
-    return Groups(pairs, bounds), weights
+    return groups, weights
