@@ -5,8 +5,9 @@ import torch
 
 from samebit.kernels import torch_set
 from samebit.kernels.composed import in_order
+from samebit.kernels.triton.experts import apply_experts
 from samebit.kernels.triton.launch import launch, num_launches
-from samebit.kernels.triton.routing import assign, group, group_kernel, route
+from samebit.kernels.triton.routing import Choice, assign, group, group_kernel, route
 from tests.kernels.cases import ints, normal
 
 NEAR_TIE = 1e-5  # scores closer than this may be ordered otherwise by another exponential
@@ -72,6 +73,17 @@ def test_pairs_are_grouped_by_expert_in_their_order(device, block):
     assert torch.equal(bounds.cpu(), torch.stack([counts.cumsum(0) - counts, counts.cumsum(0)], 1).int())
 
 
+def assigned(logits, bias, top_k, shared, scale, num_tokens):
+    """What ``assign`` gives; a single token's experts and weights are what the experts' first product leaves behind."""
+    choice = Choice(logits, bias, top_k, shared, scale)
+    groups, weights = assign(choice, num_tokens)
+    if groups.choice is not None:
+        x = torch.ones(1, 16, device=logits.device)
+        w13, w2 = (torch.ones(choice.num_experts, *shape, device=x.device) for shape in ((32, 16), (16, 16)))
+        apply_experts(x, groups, weights, num_tokens, w13, w2, 16)
+    return groups, weights
+
+
 def parts(groups):
     """The pairs of each expert; of a single token, the expert of each pair."""
     if groups.ids is not None:
@@ -80,24 +92,26 @@ def parts(groups):
 
 
 def check_assignment(logits, bias, top_k, shared, live):
-    """``assign`` has the groups and the bits of ``route`` and ``group``."""
+    """``assigned`` has the groups and the bits of ``route`` and ``group``."""
     num_tokens = ints(live).to(logits.device)
     ids, wanted = route(logits, bias, top_k, shared, 2.5, 1)
-    groups, weights = assign(logits[None], bias, top_k, shared, 2.5, num_tokens)
+    groups, weights = assigned(logits[None], bias, top_k, shared, 2.5, num_tokens)
     assert parts(groups) == parts(group(ids, num_tokens, len(bias) + shared))
     assert torch.equal(weights[:live], wanted[:live])
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7, 33])
 @pytest.mark.parametrize(("num_experts", "shared", "top_k"), SIZES)
-def test_few_tokens_are_routed_and_grouped_alike_in_one_launch(device, tokens, num_experts, shared, top_k):
+def test_few_tokens_are_routed_and_grouped_alike_in_one_launch_and_a_single_one_in_none(
+    device, tokens, num_experts, shared, top_k
+):
     fused = normal(1, tokens, num_experts + shared + 9).to(device) * 3
     logits, bias = fused[:, 5 : 5 + num_experts + shared], normal(2, num_experts).to(device) / 10
     for live in {tokens, tokens // 2}:
         check_assignment(logits, bias, top_k, shared, live)
     before = num_launches()
-    assign(logits[None], bias, top_k, shared, 2.5, ints(tokens).to(device))
-    assert num_launches() == before + 1
+    assign(Choice(logits[None], bias, top_k, shared, 2.5), ints(tokens).to(device))
+    assert num_launches() == before + (tokens > 1)
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 33])
@@ -107,8 +121,8 @@ def test_logits_are_added_up_in_order_by_who_needs_them(device, tokens, num_expe
     addends[0] *= 1e4
     addends[1] -= addends[0]  # any other order gives other bits
     num_tokens = ints(tokens).to(device)
-    groups, weights = assign(addends, bias, top_k, shared, 2.5, num_tokens)
-    wanted_groups, wanted = assign(in_order(addends)[None], bias, top_k, shared, 2.5, num_tokens)
+    groups, weights = assigned(addends, bias, top_k, shared, 2.5, num_tokens)
+    wanted_groups, wanted = assigned(in_order(addends)[None], bias, top_k, shared, 2.5, num_tokens)
     assert parts(groups) == parts(wanted_groups)
     assert torch.equal(weights, wanted)
 
@@ -126,20 +140,20 @@ def test_few_tokens_that_are_not_finite_have_the_experts_that_many_would_have(de
     logits[4, 5] = bad
     num_tokens = ints(6).to(device)
     ids, wanted = route(logits, bias, 4, 2, 1.0, 1)
-    groups, weights = assign(logits[None], bias, 4, 2, 1.0, num_tokens)
+    groups, weights = assigned(logits[None], bias, 4, 2, 1.0, num_tokens)
     assert parts(groups) == parts(group(ids, num_tokens, 12))
     assert torch.equal(weights.nan_to_num(-1), wanted.nan_to_num(-1))
     for token in (2, 4):
-        alone, weights = assign(logits[None, token : token + 1], bias, 4, 2, 1.0, ints(1).to(device))
+        alone, weights = assigned(logits[None, token : token + 1], bias, 4, 2, 1.0, ints(1).to(device))
         assert parts(alone) == ids[token].tolist()
         assert torch.equal(weights[0].nan_to_num(-1), wanted[token].nan_to_num(-1))
 
 
 def test_experts_of_padding_are_nobodys(device):
     logits, bias = normal(1, 6, 12).to(device), normal(2, 10).to(device)
-    clean, weights = assign(logits[None, :4], bias, 4, 2, 1.0, ints(4).to(device))
+    clean, weights = assigned(logits[None, :4], bias, 4, 2, 1.0, ints(4).to(device))
     logits[4:] = torch.nan
-    groups, padded = assign(logits[None], bias, 4, 2, 1.0, ints(4).to(device))
+    groups, padded = assigned(logits[None], bias, 4, 2, 1.0, ints(4).to(device))
     assert parts(groups) == parts(clean)
     assert torch.equal(padded[:4], weights)
 

@@ -16,7 +16,7 @@ from samebit.kernels.composed import in_order
 from samebit.kernels.triton.last import MAX_COUNTERS, PAST_L1, counters, is_last
 from samebit.kernels.triton.launch import dot_dtype, launch, num_programs
 from samebit.kernels.triton.linear import BLOCK_K, ENOUGH_PROGRAMS, chain, whole_span
-from samebit.kernels.triton.routing import FEW_PAIRS, Groups, assign, group, route
+from samebit.kernels.triton.routing import FEW_PAIRS, Choice, Groups, assign, expert_of, group, route, weigh
 
 COMBINE_BLOCK = 1024
 """Columns of a token that one program adds up."""
@@ -84,8 +84,8 @@ def tiles_of_experts(
 ):
     """The number of token tiles, and what ``find_tile`` looks at: per expert, the bounds of its pairs and the number of tiles up to and with it.
 
-    Each slot of one token is a tile: its expert is all there is to look at. That changes no bits, as a tile has the same shape, and an
-    element the same chain over K, whatever else is in the tile.
+    Each slot of one token is a tile. That changes no bits, as a tile has the same shape, and an element the same chain over K, whatever
+    else is in the tile.
     """
     if ids is None:
         expert = tl.arange(0, WIDTH)
@@ -95,7 +95,7 @@ def tiles_of_experts(
         up_to = tl.cumsum(tiles, 0)
         num_tiles, known = tl.max(up_to, 0), (start, stop, tiles, up_to)
     else:
-        num_tiles, known = SLOTS, ids
+        num_tiles, known = SLOTS, ids  # nothing else is known
     return num_tiles, known
 
 
@@ -109,7 +109,7 @@ def find_tile(tile, known, ids, EXPERTS: tl.constexpr, WIDTH: tl.constexpr, BLOC
         first = tl.sum(tl.where(is_it, start + (tile - up_to + tiles) * BLOCK_T, 0), 0)
         end = tl.sum(tl.where(is_it, stop, 0), 0)
     else:
-        expert, first, end = tl.load(known + tile), tile, tile + 1
+        expert, first, end = tl.load(ids + tile), tile, tile + 1
     # Padding's may be any number; what comes of it counts as zeros.
     return tl.minimum(expert.to(tl.uint32), EXPERTS - 1).to(tl.int64), first, end
 
@@ -141,12 +141,39 @@ def gate_up_kernel(
     SPAN: tl.constexpr,
     EVEN_K: tl.constexpr,
     DOT: tl.constexpr,
+    logits=None,
+    bias=None,
+    weights=None,
+    part_stride=None,
+    scale=None,
+    PARTS: tl.constexpr = None,
+    ROUTED: tl.constexpr = None,
+    TOP_K: tl.constexpr = None,
+    SHARED: tl.constexpr = None,
+    ROUTED_WIDTH: tl.constexpr = None,
+    SLOTS_WIDTH: tl.constexpr = None,
+    THREADS: tl.constexpr = None,
 ):
-    """silu(gate) * up of the tokens of grouped pairs: rows of ``hidden`` [places, I] in the order of the groups; TILES are those of I."""
+    """silu(gate) * up of the tokens of grouped pairs: rows of ``hidden`` [places, I] in the order of the groups; TILES are those of I.
+
+    With ``logits``, those of a single token, its experts are found here. The last program, which has no tile where all programs run
+    at once, writes the ``weights`` and ``ids`` of its slots for later launches.
+    """
+    if logits is not None:  # noqa: SIM102 - this is known to the compiler, the next line to the program
+        if tl.program_id(0) == tl.num_programs(0) - 1:
+            weigh(
+                logits, bias, weights, ids, 0, 0, part_stride, scale,
+                PARTS, ROUTED, TOP_K, SHARED, ROUTED_WIDTH, SLOTS_WIDTH, THREADS,
+            )  # fmt: skip
     num_tiles, known = tiles_of_experts(ids, bounds, SLOTS, EXPERTS, WIDTH, BLOCK_T)
     place = tl.arange(0, BLOCK_K)[None, :]
     for item in range(tl.program_id(0), num_tiles * TILES, tl.num_programs(0)):
-        expert, first, end = find_tile(item // TILES, known, ids, EXPERTS, WIDTH, BLOCK_T)
+        tile = item // TILES
+        if logits is None:
+            expert, first, end = find_tile(tile, known, ids, EXPERTS, WIDTH, BLOCK_T)
+        else:
+            chosen = expert_of(tile, logits, bias, part_stride, PARTS, ROUTED, TOP_K, ROUTED_WIDTH, THREADS)
+            expert, first, end = chosen.to(tl.int64), tile, tile + 1
         i = (item % TILES) * BLOCK_I + tl.arange(0, BLOCK_I)
         at = first + tl.arange(0, BLOCK_T)
         token = pairs_at(pairs, at, end) // SLOTS
@@ -269,11 +296,11 @@ def mixture(
     intermediate: int,
     threads: int,
 ) -> Tensor:
-    """``moe`` of the experts and weights that ``route`` gives; few tokens are routed and grouped in one launch."""
+    """``moe`` of the experts and weights that ``route`` gives; few tokens are routed and grouped in one launch, a single one in none."""
     if x.shape[0] * (top_k + num_shared) > FEW_PAIRS:
         expert_ids, weights = route(in_order(logits), bias, top_k, num_shared, scale, threads)
         return moe(x, expert_ids, weights, num_tokens, w13, w2, intermediate, threads)
-    groups, weights = assign(logits, bias, top_k, num_shared, scale, num_tokens)
+    groups, weights = assign(Choice(logits, bias, top_k, num_shared, scale), num_tokens)
     return apply_experts(x, groups, weights, num_tokens, w13, w2, intermediate)
 
 
@@ -298,7 +325,10 @@ def moe(
 def apply_experts(
     x: Tensor, groups: Groups, weights: Tensor, num_tokens: Tensor, w13: Tensor, w2: Tensor, intermediate: int
 ) -> Tensor:
-    """The sum over a token's slots of ``weights`` [T, slots] times the expert that it is grouped with there, for ``moe``'s operands."""
+    """The sum over a token's slots of ``weights`` [T, slots] times the expert that it is grouped with there, for ``moe``'s operands.
+
+    Where the groups are a choice still, it is made, and the weights are filled.
+    """
     (num_rows, width), num_slots, num_experts = x.shape, weights.shape[1], w13.shape[0]
     assert x.stride(1) == 1, x.stride()
     assert weights.is_contiguous(), weights.stride()
@@ -315,8 +345,9 @@ def apply_experts(
     experts = {"EXPERTS": num_experts, "WIDTH": triton.next_power_of_2(num_experts)}
     dot = {"BLOCK_K": BLOCK_K[x.dtype], "DOT": dot_dtype(x.dtype)}
 
-    def programs(tile: Tile, num_out: int) -> tuple[int]:
-        return (min(num_programs(x.device, tile.programs), most_tiles(tile, num_pairs, num_experts, num_out)),)
+    def programs(tile: Tile, num_out: int, others: int = 0) -> tuple[int]:
+        most = most_tiles(tile, num_pairs, num_experts, num_out) + others
+        return (min(num_programs(x.device, tile.programs), most),)
 
     def compiled(tile: Tile, num_out: int, num_in: int) -> dict[str, Any]:
         return {
@@ -324,10 +355,12 @@ def apply_experts(
             "EVEN_K": num_in % BLOCK_K[x.dtype] == 0, "num_warps": tile.num_warps, "num_stages": tile.num_stages, **experts, **dot,
         }  # fmt: skip
 
+    choosing = {} if groups.choice is None else groups.choice.arguments(weights, tiles.gate_up.num_warps)
     launch(
-        gate_up_kernel, programs(tiles.gate_up, intermediate),
+        gate_up_kernel, programs(tiles.gate_up, intermediate, others=1 if choosing else 0),
         x, w13, groups.ids, groups.pairs, groups.bounds, hidden, x.stride(0), intermediate, width,
-        SLOTS=num_slots, BLOCK_I=tiles.gate_up.rows, **compiled(tiles.gate_up, intermediate, width),
+        SLOTS=num_slots, BLOCK_I=tiles.gate_up.rows, enable_fp_fusion=False,
+        **compiled(tiles.gate_up, intermediate, width), **choosing,
     )  # fmt: skip
     is_at_once = num_rows <= MOST_AT_ONCE and triton.cdiv(width, tiles.down.rows) <= MAX_COUNTERS
     launch(

@@ -2,12 +2,13 @@
 
 Pairs of a token and a slot are grouped by expert, in order and without a sort. For few tokens all of it is one launch: an expert's
 program finds the tokens that chose it from their logits, by how many experts come before it, while a token's program finds its
-weights. A single token's program finds its experts too, which nobody has to group. For many tokens the experts of a token are picked
-one by one, once. Both come down to the same scores and weights, so what they round is what is written: products and sums are not
-fused. Knows no products.
+weights. A single token needs no launch at all: whoever computes one of its slots finds the expert in this way. For many tokens the
+experts of a token are picked one by one, once. All come down to the same scores and weights, so what they round is what is written:
+products and sums are not fused. Knows no products.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -25,16 +26,60 @@ SCAN = ((512, 4), (4096, 8))
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """What a token's experts and weights follow from: ``logits`` [S, T, E + shared] fp32, to be added up over S, in order, and ``bias`` [E]."""
+
+    logits: Tensor
+    bias: Tensor
+    top_k: int
+    num_shared: int
+    scale: float
+
+    @property
+    def num_slots(self) -> int:
+        """Experts of a token."""
+        return self.top_k + self.num_shared
+
+    @property
+    def num_experts(self) -> int:
+        """Routed and shared ones."""
+        return self.bias.shape[0] + self.num_shared
+
+    def arguments(self, weights: Tensor, num_warps: int) -> dict[str, Any]:
+        """What a kernel of so many warps takes that chooses: where it may put weights [T, slots] fp32, and what it is compiled for.
+
+        Experts are looked at as at least one for each thread: Triton repeats loads of fewer in every layout that they are needed in.
+        """
+        routed = self.bias.shape[0]
+        return {
+            "logits": self.logits,
+            "bias": self.bias,
+            "weights": weights,
+            "part_stride": self.logits.stride(0),
+            "scale": self.scale,
+            "PARTS": self.logits.shape[0],
+            "ROUTED": routed,
+            "TOP_K": self.top_k,
+            "SHARED": self.num_shared,
+            "ROUTED_WIDTH": max(32 * num_warps, triton.next_power_of_2(routed)),
+            "SLOTS_WIDTH": triton.next_power_of_2(self.num_slots),
+            "THREADS": 32 * num_warps,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Groups:
     """The pairs of expert e: from place ``bounds`` [E, 2] int32 [e, 0] to [e, 1] of ``pairs`` int32, ascending; other places hold anything.
 
     Of a single token there are only ``ids``, the experts of its slots, int32: each pair is at its own place. Padding's may be anything.
+    With a ``choice``, they and the token's weights are still to be found.
     """
 
     num_places: int
     pairs: Tensor | None = None
     bounds: Tensor | None = None
     ids: Tensor | None = None
+    choice: Choice | None = None
 
 
 @triton.jit
@@ -176,6 +221,42 @@ def load_sums(addends, at, mask, part_stride, PARTS: tl.constexpr):
 
 
 @triton.jit
+def scored(logits, bias, expert, row, stride, part_stride, PARTS: tl.constexpr, ROUTED: tl.constexpr):
+    """A token's logits of some routed experts, and their scores."""
+    logit = load_sums(logits, row * stride + expert, expert < ROUTED, part_stride, PARTS)
+    return logit, scores_of(logit, tl.load(bias + expert, mask=expert < ROUTED, other=float("-inf")))
+
+
+@triton.jit
+def ranked(
+    logits, bias, row, stride, part_stride,
+    PARTS: tl.constexpr, ROUTED: tl.constexpr, WIDTH: tl.constexpr, THREADS: tl.constexpr,
+):  # fmt: skip
+    """The routed experts [WIDTH], a token's logits of them, and how many of them come before each; all ranks are different.
+
+    All are compared with THREADS of them at a time.
+    """
+    expert = tl.arange(0, WIDTH)
+    logit, score = scored(logits, bias, expert, row, stride, part_stride, PARTS, ROUTED)
+    rank = tl.zeros((WIDTH,), tl.int32)
+    for first in tl.static_range(0, WIDTH, THREADS):
+        other = first + tl.arange(0, THREADS)
+        _, others = scored(logits, bias, other, row, stride, part_stride, PARTS, ROUTED)
+        rank += rank_of(others[:, None], other[:, None], score[None, :], expert[None, :])
+    return expert, logit, rank
+
+
+@triton.jit
+def expert_of(
+    slot, logits, bias, part_stride,
+    PARTS: tl.constexpr, ROUTED: tl.constexpr, TOP_K: tl.constexpr, WIDTH: tl.constexpr, THREADS: tl.constexpr,
+):  # fmt: skip
+    """The expert of a slot of a single token, whatever its logits are."""
+    expert, _, rank = ranked(logits, bias, 0, 0, part_stride, PARTS, ROUTED, WIDTH, THREADS)
+    return tl.where(slot < TOP_K, tl.sum(tl.where(rank == slot, expert, 0), 0), ROUTED + slot - TOP_K)
+
+
+@triton.jit
 def weigh(
     logits,
     bias,
@@ -186,23 +267,21 @@ def weigh(
     part_stride,
     scale,
     PARTS: tl.constexpr,
-    EXPERTS: tl.constexpr,
+    ROUTED: tl.constexpr,
     TOP_K: tl.constexpr,
     SHARED: tl.constexpr,
     WIDTH: tl.constexpr,
-    SLOTS: tl.constexpr,
+    SLOTS_WIDTH: tl.constexpr,
+    THREADS: tl.constexpr,
 ):
-    """Weights of one token, as ``route_kernel`` finds them, and its experts where there are ``ids``; they exist, whatever its logits are."""
-    expert, slot = tl.arange(0, WIDTH), tl.arange(0, SLOTS)
+    """Weights of one token, as ``route_kernel`` finds them, and its experts, as ``expert_of``, where ``ids`` are wanted."""
+    slot = tl.arange(0, SLOTS_WIDTH)
     is_shared = (slot >= TOP_K) & (slot < TOP_K + SHARED)
-    shared = load_sums(logits, row * stride + EXPERTS + slot - TOP_K, is_shared, part_stride, PARTS)
-    logit = load_sums(logits, row * stride + expert, expert < EXPERTS, part_stride, PARTS)
-    score = scores_of(logit, tl.load(bias + expert, mask=expert < EXPERTS, other=float("-inf")))
-    rank = rank_of(score[:, None], expert[:, None], score[None, :], expert[None, :])
+    shared = load_sums(logits, row * stride + ROUTED + slot - TOP_K, is_shared, part_stride, PARTS)
+    expert, logit, rank = ranked(logits, bias, row, stride, part_stride, PARTS, ROUTED, WIDTH, THREADS)
     if ids is not None:
-        at = ids + row * (TOP_K + SHARED)
-        tl.store(at + rank, expert, mask=rank < TOP_K)
-        tl.store(at + slot, EXPERTS + slot - TOP_K, mask=is_shared)
+        tl.store(ids + rank, expert, mask=rank < TOP_K)
+        tl.store(ids + slot, ROUTED + slot - TOP_K, mask=is_shared)
     raw = tl.sum(tl.where(rank[:, None] == slot[None, :], logit[:, None], 0.0), 0)
     weight = weights_of(tl.where(slot < TOP_K, raw, shared), slot, scale, TOP_K + SHARED)
     tl.store(weights + row * (TOP_K + SHARED) + slot, weight, mask=slot < TOP_K + SHARED)
@@ -214,7 +293,6 @@ def assign_kernel(
     bias,
     num_tokens,
     weights,
-    ids,
     pairs,
     bounds,
     num_rows,
@@ -222,76 +300,63 @@ def assign_kernel(
     part_stride,
     scale,
     PARTS: tl.constexpr,
-    EXPERTS: tl.constexpr,
+    ROUTED: tl.constexpr,
     TOP_K: tl.constexpr,
     SHARED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SLOTS: tl.constexpr,
+    ROUTED_WIDTH: tl.constexpr,
+    SLOTS_WIDTH: tl.constexpr,
+    THREADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The weights of token ``program_id``, and its ``ids``; behind the tokens, an expert's pairs, to its own ``num_rows`` places.
-
-    There are ``ids`` [slots] of a single token only, and nothing behind it.
-    """
+    """The weights of token ``program_id``; behind the tokens, an expert's pairs, to its own ``num_rows`` places."""
     if tl.program_id(0) < num_rows:
-        row = tl.program_id(0)
         weigh(
-            logits, bias, weights, ids, row, stride, part_stride, scale, PARTS, EXPERTS, TOP_K, SHARED, WIDTH, SLOTS
+            logits, bias, weights, None, tl.program_id(0), stride, part_stride, scale,
+            PARTS, ROUTED, TOP_K, SHARED, ROUTED_WIDTH, SLOTS_WIDTH, THREADS,
         )  # fmt: skip
-    elif ids is None:
+    else:
         own = tl.program_id(0) - num_rows
         live = tl.load(num_tokens)
-        expert = tl.arange(0, WIDTH)[:, None]
-        biases = tl.load(bias + expert, mask=expert < EXPERTS, other=float("-inf"))
+        expert = tl.arange(0, ROUTED_WIDTH)[:, None]
+        biases = tl.load(bias + expert, mask=expert < ROUTED, other=float("-inf"))
         written = own * num_rows
         tl.store(bounds + 2 * own, written)
         for first in range(0, num_rows, BLOCK):
             token = first + tl.arange(0, BLOCK)
-            is_there = (expert < EXPERTS) & (token < num_rows)[None, :]
+            is_there = (expert < ROUTED) & (token < num_rows)[None, :]
             score = scores_of(load_sums(logits, token[None, :] * stride + expert, is_there, part_stride, PARTS), biases)
             own_score = tl.max(tl.where(expert == own, score, float("-inf")), 0)
             rank = rank_of(score, expert, own_score[None, :], own)
-            is_own = ((token < live) & ((rank < TOP_K) | (own >= EXPERTS))).to(tl.int32)
-            slot = tl.where(own < EXPERTS, rank, TOP_K + own - EXPERTS)
+            is_own = ((token < live) & ((rank < TOP_K) | (own >= ROUTED))).to(tl.int32)
+            slot = tl.where(own < ROUTED, rank, TOP_K + own - ROUTED)
             to = pairs + written + tl.cumsum(is_own, 0) - 1
             tl.store(to, token * (TOP_K + SHARED) + slot, mask=is_own == 1)
             written += tl.sum(is_own, 0)
         tl.store(bounds + 2 * own + 1, written)
 
 
-def assign(
-    logits: Tensor, bias: Tensor, top_k: int, num_shared: int, scale: float, num_tokens: Tensor
-) -> tuple[Groups, Tensor]:
-    """``route`` and ``group`` of its ids in one launch: the groups, each at its own T places if T > 1, and the weights [T, slots].
+def assign(choice: Choice, num_tokens: Tensor) -> tuple[Groups, Tensor]:
+    """``route`` and ``group`` of its ids in one launch: the groups, each at its own T places, and the weights [T, slots] fp32.
 
-    ``logits`` [S, T, E + shared] are added up over S, in order, by all who need them.
+    For a single token nothing is launched: the weights are for whoever chooses to fill.
     """
-    (parts, num_rows, _), num_slots, num_experts = logits.shape, top_k + num_shared, bias.shape[0] + num_shared
-    weights = torch.empty((num_rows, num_slots), dtype=torch.float32, device=logits.device)
+    logits, num_experts = choice.logits, choice.num_experts
+    num_rows = logits.shape[1]
+    weights = torch.empty((num_rows, choice.num_slots), dtype=torch.float32, device=logits.device)
 
     def places(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=logits.device)
 
     if num_rows == 1:
-        groups, num_programs = Groups(num_slots, ids=places(num_slots)), 1
-    else:
-        num_places = num_experts * num_rows
-        groups = Groups(num_places, places(num_places), places(num_experts, 2))
-        num_programs = num_rows + num_experts if num_rows else 0
-    width = triton.next_power_of_2(bias.shape[0])
+        return Groups(choice.num_slots, ids=places(choice.num_slots), choice=choice), weights
+    pairs, bounds = places(num_experts * num_rows), places(num_experts, 2)
+    # A thread for each expert that is compared with the others.
+    num_warps = max(1, min(16, triton.next_power_of_2(choice.bias.shape[0]) // 32))
     launch(
         assign_kernel,
-        (num_programs,),
-        logits, bias, num_tokens, weights, groups.ids, groups.pairs, groups.bounds, num_rows,
-        logits.stride(1), logits.stride(0), scale,
-        PARTS=parts,
-        EXPERTS=bias.shape[0],
-        TOP_K=top_k,
-        SHARED=num_shared,
-        WIDTH=width,
-        SLOTS=triton.next_power_of_2(num_slots),
-        BLOCK=min(FEW_BLOCK, triton.next_power_of_2(num_rows)),
-        num_warps=max(1, min(16, width // 32)),  # a thread for each expert that is compared with the others
-        enable_fp_fusion=False,
+        (num_rows + num_experts if num_rows else 0,),
+        num_tokens=num_tokens, pairs=pairs, bounds=bounds, num_rows=num_rows, stride=logits.stride(1),
+        BLOCK=min(FEW_BLOCK, triton.next_power_of_2(num_rows)), num_warps=num_warps, enable_fp_fusion=False,
+        **choice.arguments(weights, num_warps),
     )  # fmt: skip
-    return groups, weights
+    return Groups(pairs.shape[0], pairs, bounds), weights
