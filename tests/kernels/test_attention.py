@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samebit.kernels.values import KvIndex, Turn
-from tests.kernels.cases import PagedCache, ints, longs, normal
+from tests.kernels.cases import PagedCache, ints, longs, normal, ring_index
 
 # heads, KV heads, head width, d_rel, extent, page size
 SHAPES = [
@@ -174,6 +174,28 @@ def test_normed_keys_and_values_land_in_their_slots_and_pages_are_stamped(kernel
         untouched = [i for i in range(16) if i not in (14, 15, 4)]
         assert slots[untouched].isnan().all()
     assert page_tags.tolist() == [0, 0, 0, 6]
+
+
+@given(seed=st.integers(0, 2**32), width=st.sampled_from([5, 16]), padding=st.integers(0, 3))
+def test_heads_behind_a_convolution_are_those_of_its_outputs(kernels, seed, width, padding):
+    count, channels, ring = 9, 4 * width, torch.arange(2, 12)
+    fused, taps = normal(seed, count + padding, 10 * width + 3), normal(seed + 1, 4, channels)
+    fused[count:], gains = torch.nan, (normal(seed + 2, width), normal(seed + 3, width))
+    q, kv, ix = fused[:, : 6 * width], fused[:, -channels:], ring_index(ring, 4, count, 4, padding=padding)
+    slots = torch.randperm(15, generator=torch.Generator().manual_seed(seed))[: count + padding].int() + 1
+    slots[count:] = 0
+    kv_ix = KvIndex(slots, torch.where(slots == 7, 1, 0).int(), slots.long())
+    left = []
+    for apart in (False, True):
+        rows, tags = torch.full((12, channels), 1.5), torch.zeros(12, dtype=torch.int64)
+        pages = [torch.full((4, 2, 4, width), 7.0), torch.full((4, 2, 4, width), 7.0), longs(0, 0, 0, 0)]
+        if apart:
+            k, v = kernels.short_conv(kv, taps, rows, tags, ix, None).chunk(2, 1)
+            normed = kernels.write_heads(q, k, v, gains, 1e-6, *pages, kv_ix)
+        else:
+            normed = kernels.conv_heads(q, kv, taps, rows, tags, ix, gains, 1e-6, *pages, kv_ix)
+        left.append((normed[:count], rows, tags, *pages))
+    assert all(map(torch.equal, *left))
 
 
 def test_turned_heads_are_normed_then_turned_by_their_positions(kernels):

@@ -56,12 +56,13 @@ class LossyKernels:
                 return replace(ix, write_rows=torch.full_like(ix.write_rows, SINK_ROW))
         return ix
 
-    def write_heads(self, q, k, v, gains, eps, k_pages, v_pages, page_tags, ix):
+    def conv_heads(self, q, kv, taps, rows, row_tags, conv_ix, gains, eps, k_pages, v_pages, page_tags, kv_ix):
         pools = ((g, i, pool) for g, group in enumerate(self.pools.kv) for i, pool in enumerate(group))
         place = next((g, i) for g, i, pool in pools if pool.k is k_pages)
         if self.skip == ("stamp", *place):
-            ix = replace(ix, stamp_pages=torch.zeros_like(ix.stamp_pages))
-        return self._kernels.write_heads(q, k, v, gains, eps, k_pages, v_pages, page_tags, ix)
+            kv_ix = replace(kv_ix, stamp_pages=torch.zeros_like(kv_ix.stamp_pages))
+        pages = k_pages, v_pages, page_tags, kv_ix
+        return self._kernels.conv_heads(q, kv, taps, rows, row_tags, self._lossy(rows, conv_ix), gains, eps, *pages)
 
 
 class Device:

@@ -77,6 +77,22 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
         operators["write_kv"](keys, v, k_pages, v_pages, page_tags, write_slots, stamp_pages, stamp_tags, threads)
         return normed(q, q_gain)
 
+    def conv_heads(
+        q: Tensor, kv: Tensor, taps: Tensor, rows: Tensor, row_tags: Tensor, query_start: Tensor, read_rows: Tensor,
+        read_tags: Tensor, store_rows: Tensor, store_tags: Tensor, write_rows: Tensor, write_tags: Tensor,
+        entry_sources: Tensor, entry_source_tags: Tensor, entry_dest: Tensor, entry_tag: Tensor, q_gain: Tensor,
+        k_gain: Tensor, eps: float, k_pages: Tensor, v_pages: Tensor, page_tags: Tensor, write_slots: Tensor,
+        stamp_pages: Tensor, stamp_tags: Tensor, threads: int,
+    ) -> Tensor:  # fmt: skip
+        k, v = operators["short_conv"](
+            kv, taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
+            entry_sources, entry_source_tags, entry_dest, entry_tag, None, threads,
+        ).chunk(2, 1)  # fmt: skip
+        return write_heads(
+            q, k, v, q_gain, k_gain, eps, k_pages, v_pages, page_tags, write_slots, stamp_pages, stamp_tags, None, None,
+            None, threads,
+        )  # fmt: skip
+
     def turn_heads(
         x: Tensor, gains: Tensor, eps: float, positions: Tensor, cos: Tensor, sin: Tensor, threads: int
     ) -> Tensor:
@@ -90,6 +106,7 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
         "mixture": mixture,
         "short_conv_norm": short_conv_norm,
         "write_heads": write_heads,
+        "conv_heads": conv_heads,
         "add_norm": add_norm,
         "turn_heads": turn_heads,
     }

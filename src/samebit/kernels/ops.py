@@ -40,6 +40,9 @@ SCHEMAS: Mapping[str, str] = {
     "write_heads": "(Tensor q, Tensor k, Tensor v, Tensor q_gain, Tensor k_gain, float eps, Tensor(a!) k_pages, Tensor(b!) v_pages, "
     "Tensor(c!) page_tags, Tensor write_slots, Tensor stamp_pages, Tensor stamp_tags, Tensor? positions, Tensor? cos, "
     "Tensor? sin, int threads) -> Tensor",
+    "conv_heads": f"(Tensor q, Tensor kv, Tensor taps, Tensor(a!) rows, Tensor(b!) row_tags, {_CONV_INDEX}, Tensor q_gain, Tensor k_gain, "
+    "float eps, Tensor(c!) k_pages, Tensor(d!) v_pages, Tensor(e!) page_tags, Tensor write_slots, Tensor stamp_pages, "
+    "Tensor stamp_tags, int threads) -> Tensor",
     "turn_heads": "(Tensor x, Tensor gains, float eps, Tensor positions, Tensor cos, Tensor sin, int threads) -> Tensor",
     "attention": "(Tensor q, Tensor rel, Tensor rel_proj, Tensor tau, Tensor k_pages, Tensor v_pages, "
     "Tensor query_start, Tensor row_start, Tensor row_slots, Tensor page_table, int window, float scale, int threads)"

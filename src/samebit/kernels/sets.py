@@ -240,6 +240,30 @@ class KernelSet:
         )  # fmt: skip
         return out
 
+    def conv_heads(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        taps: Tensor,
+        rows: Tensor,
+        row_tags: Tensor,
+        conv_ix: ConvIndex,
+        gains: tuple[Tensor, Tensor],
+        eps: float,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        page_tags: Tensor,
+        kv_ix: KvIndex,
+    ) -> Tensor:
+        """``short_conv`` of keys and values ``kv`` [T, 2 nk * hd] side by side, and ``write_heads`` of what it gives."""
+        ix = conv_ix
+        out: Tensor = self._ops.conv_heads(
+            q, kv, taps, rows, row_tags, ix.query_start, ix.read_rows, ix.read_tags, ix.store_rows, ix.store_tags,
+            ix.write_rows, ix.write_tags, ix.entry_sources, ix.entry_source_tags, ix.entry_dest, ix.entry_tag, *gains,
+            eps, k_pages, v_pages, page_tags, kv_ix.write_slots, kv_ix.stamp_pages, kv_ix.stamp_tags, self.num_threads,
+        )  # fmt: skip
+        return out
+
     def turn_heads(self, x: Tensor, gains: Tensor, eps: float, turn: Turn) -> Tensor:
         """``rms_norm`` of each head of ``x`` [T, n * hd], with its own of the gains [n, hd], and then turned: [T, n * hd]."""
         out: Tensor = self._ops.turn_heads(x, gains, eps, turn.positions, turn.cos, turn.sin, self.num_threads)

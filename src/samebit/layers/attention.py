@@ -79,14 +79,13 @@ class Attention:
         self._qkvr, self._out = qkvr, out
         self._gains, self._eps = (q_norm.gain, k_norm.gain), q_norm.eps
         self._kv_conv = kv_conv
-        self._widths, self._kv_widths = shape.widths, [shape.kv_width] * 2
+        self._widths = shape.widths
         self._rel_proj = rel_proj.to(getattr(torch, kernels.element)).contiguous()
 
     def __call__(self, x: Tensor, tau: Tensor, state: AttentionState) -> Tensor:
         q, kv, r = self._qkvr(x).split_with_sizes(self._widths, 1)
-        k, v = self._kv_conv(kv, state.kv_rows, state.conv_index).split_with_sizes(self._kv_widths, 1)
-        pool = state.kv
-        q = self._kernels.write_heads(q, k, v, self._gains, self._eps, pool.k, pool.v, pool.page_tags, state.kv_index)
+        pool, norms = state.kv, (self._gains, self._eps)
+        q = self._kv_conv.into_pages(q, kv, state.kv_rows, state.conv_index, *norms, pool, state.kv_index)
         attended = self._kernels.attention(
             q,
             r,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from samebit.kernels.sets import KernelSet
-from samebit.kernels.values import ConvIndex
+from samebit.kernels.values import ConvIndex, KvIndex
 from samebit.layers.norm import RmsNorm
-from samebit.state.pools import ConvPool
+from samebit.state.pools import ConvPool, KvPool
 
 
 class ShortConv:
@@ -33,3 +33,18 @@ class ShortConv:
             return y, y
         rows, tags = pool.rows, pool.row_tags
         return self._kernels.short_conv_norm(x, self._taps, rows, tags, index, residual, norm.gain, norm.eps)
+
+    def into_pages(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        pool: ConvPool,
+        index: ConvIndex,
+        gains: tuple[Tensor, Tensor],
+        eps: float,
+        pages: KvPool,
+        kv_index: KvIndex,
+    ) -> Tensor:
+        """Normed queries; the outputs for `kv`, keys and values side by side, go into `pages` after the norm of keys."""
+        places = pages.k, pages.v, pages.page_tags, kv_index
+        return self._kernels.conv_heads(q, kv, self._taps, pool.rows, pool.row_tags, index, gains, eps, *places)

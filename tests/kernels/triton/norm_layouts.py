@@ -12,10 +12,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from samebit.kernels.triton import conv, rows
+from samebit.kernels.triton import conv, conv_heads, pages, rows
 
-WIDE_INDEX = {"row_tags", "read_tags", "store_tags", "write_tags", "entry_source_tags", "entry_tag"}
-POINTERS = {"x", "y", "taps", "rows", "residual", "gain", "total", "out", "normed_out"}
+WIDE_INDEX = {
+    "row_tags", "read_tags", "store_tags", "write_tags", "entry_source_tags", "entry_tag", "page_tags", "stamp_tags",
+}  # fmt: skip
+POINTERS = {
+    "x", "y", "q", "k", "v", "taps", "rows", "residual", "gain", "q_gain", "k_gain", "total", "out", "normed_out", "k_pages", "v_pages",
+}  # fmt: skip
 SIZES = {"num_tokens", "num_rows", "num_entries", "x_stride", "y_stride", "residual_stride"}
 
 
@@ -42,23 +46,45 @@ def layouts(
     return [f"{shape} {known[name]}" for shape, name in re.findall(r"}\) : \(tensor<([\dx]+)xf32, (#\w+)>\)", text)]
 
 
+def behind_and_alone(channels: int, dtype: str) -> tuple[list[str], list[str]]:
+    """A norm of rows."""
+    block, num_rows, num_warps = rows.norm_tile(channels)
+    options = {"num_warps": num_warps, "enable_fp_fusion": False}
+    meta = {"WIDTH": channels, "PARTS": 1, "ROWS": num_rows, "BLOCK": block, "ADDS": False}
+    alone = layouts(rows.norm_kernel, {"out": dtype}, meta, options)
+    tile = conv.normed_tile(channels)
+    options |= {"num_warps": tile.num_warps, "maxnreg": tile.registers}
+    meta = {
+        "TAPS": 4, "CHANNELS": channels, "IS_SHIFT": False, "HAS_RESIDUAL": True, "HAS_NORM": True,
+        "IS_SPARSE": True, "BLOCK_T": tile.tokens, "BLOCK_C": tile.channels, "BLOCK_K": max(tile.tokens, conv.FEW.tokens),
+        "BLOCK_H": 4, "SCAN": conv.SCAN, "ROW_BLOCK": conv.ROW_BLOCK,
+    }  # fmt: skip
+    dtypes = dict.fromkeys(("x", "rows", "normed_out"), dtype)
+    return layouts(conv.convolve_kernel, dtypes, meta, options), alone
+
+
+def heads_behind_and_alone(heads: int, kv_heads: int, width: int, dtype: str) -> tuple[list[str], list[str]]:
+    """A norm of heads that are written into pages."""
+    block, num_rows, num_warps = rows.norm_tile(width)
+    options, page = {"num_warps": num_warps, "enable_fp_fusion": False}, width * 64
+    meta = {
+        "Q_STRIDE": (heads + 3 * kv_heads) * width, "PAGE_STRIDE": kv_heads * page, "HEAD_STRIDE": page,
+        "ROW_STRIDE": width, "PAGE_SIZE": 64, "HEADS": heads, "KV_HEADS": kv_heads, "WIDTH": width, "ROWS": num_rows,
+    }  # fmt: skip
+    dtypes = dict.fromkeys(("x", "q", "k", "v", "rows", "out", "k_pages", "v_pages"), dtype)
+    strides = {"K_STRIDE": 2 * kv_heads * width, "V_STRIDE": 2 * kv_heads * width}
+    unturned = {"BLOCK": block, "IS_TURNED": False, "positions": None, "cos": None, "sin": None}
+    alone = layouts(pages.write_heads_kernel, dtypes, meta | strides | unturned, options)
+    meta |= {"TAPS": 4, "IS_SPARSE": True, "BLOCK_K": conv.FEW.tokens, "BLOCK_H": 4, "SCAN": conv.SCAN}
+    kernel = conv_heads.convolve_heads_kernel
+    return layouts(kernel, dtypes, meta | {"ROW_BLOCK": conv.ROW_BLOCK}, options), alone
+
+
 def main() -> None:
-    pairs = []
-    for channels, dtype in [(2048, "bf16"), (256, "fp32")]:
-        block, num_rows, num_warps = rows.norm_tile(channels)
-        options = {"num_warps": num_warps, "enable_fp_fusion": False}
-        meta = {"WIDTH": channels, "PARTS": 1, "ROWS": num_rows, "BLOCK": block, "ADDS": False}
-        alone = layouts(rows.norm_kernel, {"out": dtype}, meta, options)
-        tile = conv.normed_tile(channels)
-        options |= {"num_warps": tile.num_warps, "maxnreg": tile.registers}
-        meta = {
-            "TAPS": 4, "CHANNELS": channels, "IS_SHIFT": False, "HAS_RESIDUAL": True, "HAS_NORM": True,
-            "IS_SPARSE": True, "BLOCK_T": tile.tokens, "BLOCK_C": tile.channels, "BLOCK_K": max(tile.tokens, conv.FEW.tokens),
-            "BLOCK_H": 4, "SCAN": conv.SCAN, "ROW_BLOCK": conv.ROW_BLOCK,
-        }  # fmt: skip
-        dtypes = dict.fromkeys(("x", "rows", "normed_out"), dtype)
-        behind = layouts(conv.convolve_kernel, dtypes, meta, options)
-        pairs.append((behind, alone))
+    if sys.argv[1:] == ["heads"]:
+        pairs = [heads_behind_and_alone(16, 8, 128, "bf16"), heads_behind_and_alone(4, 2, 64, "fp32")]
+    else:
+        pairs = [behind_and_alone(2048, "bf16"), behind_and_alone(256, "fp32")]
     sys.stdout.write(json.dumps(pairs))
 
 

@@ -1,16 +1,7 @@
-"""Short convolution and shift on a device, and the pool rows in which their inputs are kept. Knows no model.
+"""Short convolution and shift on a device, and the pool rows in which their inputs are kept, in one launch. Knows no model.
 
-One launch, although a step reads ring rows (history, sources of entries, rows to be stored) that its tokens overwrite, and
-programs run in any order. Written are rings and the snapshots of entries; the latter are read by later launches only. A ring belongs
-to one batch row, and in each block of channels one program alone writes to it. That program reads all it needs and waits for its
-threads, then stores what the row resumes from and waits, then writes the tokens, late ones in place of stored rows. Nothing else
-reads a row that it writes: tokens behind a row's first K - 1 have all their inputs in the step, and an entry's source in the pool
-is either in a batch row's history, whose program copies it, or not written in this launch (``ConvIndex``: it is zero, in a
-published snapshot, or in the ring of a row without tokens), and copied by some program. Rows that resume from one snapshot
-may both copy a source, the same bits to the same place.
-
-A program that works on a batch row knows it by its number. So it asks for all addresses at once, then for all rows.
-Tiles are a plain function of static sizes; each output is one program's sum, in the same order whatever the tile.
+Tiles are a plain function of static sizes; each output is one program's sum, in the same order whatever the tile. Why programs may
+run in any order is said where they are (``conv_programs``).
 
 A norm of the outputs needs all channels of a token. Where few programs run, each has them all, and norms what it stores. The bits
 are those of the norm by itself (``rows``), for which a row must lie over threads as it does there: Triton decides that
@@ -29,16 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from samebit.kernels.triton.conv_rows import (
-    SINK_ROW,
-    copy_entries,
-    dest_rows,
-    pool_inputs,
-    put_later_tokens,
-    put_tokens,
-    step_inputs,
-    tokens_to_keep,
-)
+from samebit.kernels.triton.conv_programs import convolve_later_tokens, convolve_row, no_tensors, places
 from samebit.kernels.triton.index import ROW_BLOCK
 from samebit.kernels.triton.launch import launch
 from samebit.kernels.triton.rows import norm_tile, normed, rms_norm
@@ -46,7 +28,7 @@ from samebit.kernels.triton.rows import norm_tile, normed, rms_norm
 SCAN = 512
 """Tokens or sources of entries that are searched at once for what is to be kept."""
 # Parts of buffers that differ from bucket to bucket: where they lie and how many there are compiles nothing anew.
-_INDEX = [
+INDEX = [
     "row_tags", "query_start", "read_rows", "read_tags", "store_rows", "store_tags", "write_rows", "write_tags",
     "entry_sources", "entry_source_tags", "entry_dest", "entry_tag", "num_tokens", "num_rows", "num_entries",
 ]  # fmt: skip
@@ -65,8 +47,10 @@ class Tile:
 FEW, MANY = Tile(256, 4, 4, 64), Tile(256, 8, 4, 96)
 """For steps of few tokens a row, and for others. A Hopper multiprocessor holds 8 programs of the first, so 132 hold 128 rows of 2048
 channels at once. With fewer registers to a thread, either spills some."""
+NORMED_REGISTERS = 255
+"""The most registers of a thread where a program norms, too: all that there are."""
 NORMED_WARPS = 1056
-"""Warps that run at once on a Hopper device whose threads all have 255 registers: 8 on each of 132 multiprocessors."""
+"""Warps that run at once on a Hopper device with that many registers to a thread: 8 on each of 132 multiprocessors."""
 NORMED_CHANNELS = 4096
 """More do not fit into the registers of a program."""
 VECTOR = 8
@@ -91,7 +75,7 @@ class Norm:
 def normed_tile(channels: int) -> Tile:
     """The tile of a convolution with a norm, which is the norm's own."""
     block, tokens, num_warps = norm_tile(channels)
-    return Tile(block, tokens, num_warps, 255)
+    return Tile(block, tokens, num_warps, NORMED_REGISTERS)
 
 
 def is_normed_at_once(num_tokens: int, num_rows: int, channels: int) -> bool:
@@ -104,29 +88,12 @@ def is_normed_at_once(num_tokens: int, num_rows: int, channels: int) -> bool:
 
 
 @triton.jit
-def no_tensors():
-    """An empty tuple, to which others are added; a function, since a type checker would hold a variable to its length."""
-    return ()
-
-
-@triton.jit
-def load_taps(taps, channel, TAPS: tl.constexpr, CHANNELS: tl.constexpr, IS_SHIFT: tl.constexpr):
-    """A tuple of the TAPS weights of each channel, in fp32; empty for the shift."""
-    weights = no_tensors()
-    if not IS_SHIFT:
-        for tap in tl.static_range(TAPS):
-            weight = tl.load(taps + tap * CHANNELS + channel, mask=channel < CHANNELS, other=0.0)
-            weights += (weight.to(tl.float32),)
-    return weights
-
-
-@triton.jit
-def load_residual(residual, token, channel, wanted, stride, HAS_RESIDUAL: tl.constexpr):
+def load_residual(token, there, channel, is_channel, residual, stride, HAS_RESIDUAL: tl.constexpr):
     """A tuple of what is added to the outputs of ``token``, in fp32; empty without a residual."""
     found = no_tensors()
     if HAS_RESIDUAL:
         at = residual + token.to(tl.int64) * stride + channel
-        found = (tl.load(at, mask=wanted, other=0.0).to(tl.float32),)
+        found = (tl.load(at, mask=there & is_channel, other=0.0).to(tl.float32),)
     return found
 
 
@@ -140,139 +107,17 @@ def load_gains(gain, channel, CHANNELS: tl.constexpr, HAS_NORM: tl.constexpr):
 
 
 @triton.jit
-def output(
-    window, weights, extra, FIRST: tl.constexpr, TAPS: tl.constexpr, IS_SHIFT: tl.constexpr, HAS_RESIDUAL: tl.constexpr
-):
-    """The output whose inputs are the TAPS tensors of the tuple ``window`` from FIRST on, oldest first; in fp32."""
-    if IS_SHIFT:
-        y = window[FIRST + TAPS - 2].to(tl.float32)
-    else:
-        y = tl.zeros(window[FIRST].shape, dtype=tl.float32)
-        for tap in tl.static_range(TAPS):
-            y = y + weights[tap] * window[FIRST + tap].to(tl.float32)
-        y = y + window[FIRST + TAPS - 1].to(tl.float32)
-        if HAS_RESIDUAL:
-            y = y + extra[0]
-    return y
-
-
-@triton.jit
-def put_outputs(y, gains, out, normed_out, token, channel, wanted, eps, CHANNELS: tl.constexpr, HAS_NORM: tl.constexpr):
+def put_outputs(
+    y, asked, token, there, channel, is_channel, out, normed_out, gains, eps, CHANNELS: tl.constexpr, HAS_NORM: tl.constexpr
+):  # fmt: skip
     """Store outputs of tokens, and what the norm makes of them: ``y`` is then a tile such as the norm by itself has."""
-    at = token.to(tl.int64) * CHANNELS + channel
+    at, wanted = token.to(tl.int64) * CHANNELS + channel, there & is_channel
     tl.store(out + at, y, mask=wanted)
     if HAS_NORM:
         tl.store(normed_out + at, normed(y, gains[0], eps, CHANNELS), mask=wanted)
 
 
-@triton.jit
-def places(token, query_start, num_rows, TAPS: tl.constexpr, ROW_BLOCK: tl.constexpr):
-    """Which of ``token`` [N] are padding, and which have all their inputs in the step."""
-    end, start = tl.load(query_start + num_rows), tl.zeros_like(token)
-    for first in range(0, num_rows, ROW_BLOCK):
-        row = first + tl.arange(0, ROW_BLOCK)
-        place = tl.load(query_start + row, mask=row < num_rows, other=0)[None, :]
-        start = tl.maximum(start, tl.max(tl.where(place <= token[:, None], place, 0), axis=1))
-    return token >= end, token - start >= TAPS - 1
-
-
-@triton.jit
-def convolve_later_tokens(
-    x, taps, query_start, residual, gain, out, normed_out, first_token, channel, num_tokens, num_rows, x_stride,
-    residual_stride, eps,
-    KEPT: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr, IS_SHIFT: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, BLOCK_T: tl.constexpr, ROW_BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Outputs of those of BLOCK_T tokens that have all their inputs in the step, and zeros for padding; and their norm."""
-    token = first_token + tl.arange(0, BLOCK_T)
-    column, is_channel, there = token[:, None], channel < CHANNELS, (token < num_tokens)[:, None]
-    # What is loaded does not wait for the rows' places: of tokens of other rows, or padding, nothing is stored.
-    weights = load_taps(taps, channel, TAPS, CHANNELS, IS_SHIFT)
-    gains = load_gains(gain, channel, CHANNELS, HAS_NORM)
-    window = no_tensors()
-    for tap in tl.static_range(TAPS):
-        source = column + (tap - TAPS + 1)
-        window += (step_inputs(x, source, channel, there & (source >= 0) & is_channel, x_stride, KEPT),)
-    extra = load_residual(residual, column, channel, there & is_channel, residual_stride, HAS_RESIDUAL)
-    is_padding, is_later = places(token, query_start, num_rows, TAPS, ROW_BLOCK)
-    y = tl.where(is_padding[:, None], 0.0, output(window, weights, extra, 0, TAPS, IS_SHIFT, HAS_RESIDUAL))
-    wanted = there & (is_padding | is_later)[:, None] & is_channel
-    put_outputs(y, gains, out, normed_out, column, channel, wanted, eps, CHANNELS, HAS_NORM)
-
-
-@triton.jit
-def convolve_row(
-    x, taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
-    entry_sources, entry_source_tags, entry_dest, entry_tag, residual, gain, out, normed_out, row, channel, num_rows,
-    num_entries, x_stride, residual_stride, eps, is_first,
-    TAPS: tl.constexpr, CHANNELS: tl.constexpr, IS_SHIFT: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    HAS_NORM: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr,
-    SCAN: tl.constexpr, ROW_BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Outputs of the first tokens of a batch row, their norm, and all that is written to its ring; entries that it copies."""
-    HISTORY: tl.constexpr = TAPS - 1
-    KEPT: tl.constexpr = rows.dtype.element_ty
-    # With a norm, the tile has the norm's shape, and a token its first row: loads of the others are masked.
-    TILE_ROWS: tl.constexpr = BLOCK_T if HAS_NORM else 1
-    channels = tl.broadcast_to(channel, (TILE_ROWS, BLOCK_C))
-    is_channel = (tl.arange(0, TILE_ROWS) == 0)[:, None] & (channel < CHANNELS)
-    num_dests = num_entries * HISTORY
-    # Everything is asked for before anything is waited for.
-    first, last = tl.load(query_start + row), tl.load(query_start + row + 1)
-    dest = dest_rows(entry_dest, 0, num_dests, SCAN)
-    sources, expected, stored, tags = no_tensors(), no_tensors(), no_tensors(), no_tensors()
-    for h in tl.static_range(HISTORY):
-        at = row * HISTORY + h
-        sources += (tl.load(read_rows + at),)
-        stored += (tl.load(store_rows + at),)
-        expected += (tl.load(read_tags + at, mask=is_first, other=0),)
-        tags += (tl.load(store_tags + at, mask=is_first, other=0),)
-    weights = load_taps(taps, channels, TAPS, CHANNELS, IS_SHIFT)
-    gains = load_gains(gain, channels, CHANNELS, HAS_NORM)
-    if HAS_NORM:
-        # Taps are most of what one program then loads, and are asked for while addresses are waited for: nothing moves across this.
-        tl.debug_barrier()
-    window, found = no_tensors(), no_tensors()
-    for h in tl.static_range(HISTORY):
-        wanted = (first < last) | (stored[h] > SINK_ROW)
-        window += (pool_inputs(rows, sources[h], channels, is_channel & wanted, CHANNELS),)
-        found += (tl.load(row_tags + sources[h], mask=is_first & (stored[h] > SINK_ROW), other=0),)
-    extras = no_tensors()
-    for h in tl.static_range(HISTORY):
-        wanted = is_channel & (first + h < last)
-        window += (step_inputs(x, first + h, channels, wanted, x_stride, KEPT),)
-        extras += (load_residual(residual, first + h, channels, wanted, residual_stride, HAS_RESIDUAL),)
-    token = first + tl.arange(0, BLOCK_K)
-    kept, tag, value = tokens_to_keep(
-        x, write_rows, write_tags, token, last, channel, x_stride, is_first, KEPT, CHANNELS
-    )
-    for h in tl.static_range(HISTORY):
-        if first + h < last:
-            y = output(window, weights, extras[h], h, TAPS, IS_SHIFT, HAS_RESIDUAL)
-            put_outputs(y, gains, out, normed_out, first + h, channels, is_channel, eps, CHANNELS, HAS_NORM)
-    for start in range(SCAN, num_dests, SCAN):
-        dest = tl.maximum(dest, dest_rows(entry_dest, start, num_dests, SCAN))
-    if tl.max(dest, axis=0) > SINK_ROW:
-        copy_entries(
-            x, rows, row_tags, read_rows, entry_sources, entry_source_tags, entry_dest, entry_tag, row, channel,
-            num_rows, num_entries, x_stride, is_first, HISTORY, CHANNELS, BLOCK_H, SCAN, ROW_BLOCK,
-        )  # fmt: skip
-    # All that this launch reads of the ring has been read.
-    tl.debug_barrier()
-    for h in tl.static_range(HISTORY):
-        at = rows + stored[h].to(tl.int64) * CHANNELS + channels
-        tl.store(at, window[h], mask=is_channel & (stored[h] > SINK_ROW))
-        tl.store(row_tags + stored[h], tags[h] ^ found[h] ^ expected[h], mask=is_first & (stored[h] > SINK_ROW))
-    # Late tokens take the place of rows that were stored.
-    tl.debug_barrier()
-    put_tokens(rows, row_tags, kept, tag, value, channel, is_first, CHANNELS)
-    put_later_tokens(
-        x, rows, row_tags, write_rows, write_tags, first + BLOCK_K, last, channel, x_stride, is_first, CHANNELS,
-        BLOCK_K, SCAN,
-    )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=_INDEX)
+@triton.jit(do_not_specialize=INDEX)
 def convolve_kernel(
     x, taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
     entry_sources, entry_source_tags, entry_dest, entry_tag, residual, gain, out, normed_out, num_tokens, num_rows,
@@ -284,12 +129,18 @@ def convolve_kernel(
     """A program for each batch row, then one for each BLOCK_T tokens, most of which find nothing to do if IS_SPARSE."""
     program = tl.program_id(0)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
+    # With a norm, the tile has the norm's shape, and a row's token is its first row: loads of the others are masked.
+    TILE_ROWS: tl.constexpr = BLOCK_T if HAS_NORM else 1
+    tile = tl.broadcast_to(channel, (TILE_ROWS, BLOCK_C))
     if program < num_rows:
+        in_tile = (tl.arange(0, TILE_ROWS) == 0)[:, None] & (channel < CHANNELS)
+        gains = load_gains(gain, tile, CHANNELS, HAS_NORM)
         convolve_row(
             x, taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
-            entry_sources, entry_source_tags, entry_dest, entry_tag, residual, gain, out, normed_out, program, channel,
-            num_rows, num_entries, x_stride, residual_stride, eps, tl.program_id(1) == 0,
-            TAPS, CHANNELS, IS_SHIFT, HAS_RESIDUAL, HAS_NORM, BLOCK_T, BLOCK_C, BLOCK_K, BLOCK_H, SCAN, ROW_BLOCK,
+            entry_sources, entry_source_tags, entry_dest, entry_tag, program, channel, tile, in_tile,
+            (residual, residual_stride, HAS_RESIDUAL), (out, normed_out, gains, eps, CHANNELS, HAS_NORM),
+            num_rows, num_entries, x_stride, tl.program_id(1) == 0,
+            load_residual, put_outputs, TAPS, CHANNELS, IS_SHIFT, HAS_RESIDUAL, HAS_NORM, BLOCK_K, BLOCK_H, SCAN, ROW_BLOCK,
         )  # fmt: skip
     else:
         first_token, has_work = (program - num_rows) * BLOCK_T, True
@@ -298,10 +149,12 @@ def convolve_kernel(
             is_padding, is_later = places(token, query_start, num_rows, TAPS, ROW_BLOCK)
             has_work = tl.max(((is_padding | is_later) & (token < num_tokens)).to(tl.int32), axis=0) > 0
         if has_work:
+            gains = load_gains(gain, channel, CHANNELS, HAS_NORM)
             convolve_later_tokens(
-                x, taps, query_start, residual, gain, out, normed_out, first_token, channel, num_tokens,
-                num_rows, x_stride, residual_stride, eps,
-                rows.dtype.element_ty, TAPS, CHANNELS, IS_SHIFT, HAS_RESIDUAL, HAS_NORM, BLOCK_T, ROW_BLOCK,
+                x, taps, query_start, first_token, channel,
+                (residual, residual_stride, HAS_RESIDUAL), (out, normed_out, gains, eps, CHANNELS, HAS_NORM),
+                num_tokens, num_rows, x_stride,
+                load_residual, put_outputs, rows.dtype.element_ty, TAPS, CHANNELS, IS_SHIFT, HAS_RESIDUAL, BLOCK_T, ROW_BLOCK,
             )  # fmt: skip
 
 

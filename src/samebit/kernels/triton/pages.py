@@ -13,6 +13,31 @@ from samebit.kernels.triton.launch import launch
 from samebit.kernels.triton.rows import norm_tile
 
 
+@triton.jit
+def write_queries(
+    program, q, gain, out, num_tokens, eps, positions, cos, sin, Q_STRIDE: tl.constexpr, HEADS: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, IS_TURNED: tl.constexpr,
+):  # fmt: skip
+    """ROWS heads of queries, those of a program; see ``head_rows``."""
+    row, column = (program * ROWS + tl.arange(0, ROWS))[:, None], tl.arange(0, BLOCK)[None, :]
+    token, head = (row // max(1, HEADS)).to(tl.int64), row % max(1, HEADS)
+    there = (token < num_tokens) & (column < WIDTH)
+    position = position_of(positions, token, token < num_tokens, IS_TURNED)
+    at = q + token * Q_STRIDE + head * WIDTH
+    query = head_rows(at, gain, column, there, eps, position, cos, sin, WIDTH, IS_TURNED)
+    tl.store(out + row.to(tl.int64) * WIDTH + column, query, mask=there)
+
+
+@triton.jit
+def place_of(
+    slot, head, column, PAGE_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, ROW_STRIDE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+):  # fmt: skip
+    """Where in pages a head's columns of the token in ``slot`` stand."""
+    slot = slot.to(tl.int64)
+    return slot // PAGE_SIZE * PAGE_STRIDE + slot % PAGE_SIZE * ROW_STRIDE + head * HEAD_STRIDE + column
+
+
 @triton.jit(do_not_specialize=["num_tokens", "write_slots", "stamp_pages", "stamp_tags", "positions"])
 def write_heads_kernel(
     q, k, v, q_gain, k_gain, out, k_pages, v_pages, page_tags, write_slots, stamp_pages, stamp_tags, positions, cos, sin,
@@ -24,19 +49,15 @@ def write_heads_kernel(
     program, column = tl.program_id(0), tl.arange(0, BLOCK)[None, :]
     query_programs = tl.cdiv(num_tokens * HEADS, ROWS)
     if program < query_programs:
-        row = (program * ROWS + tl.arange(0, ROWS))[:, None]
-        token, head = (row // max(1, HEADS)).to(tl.int64), row % max(1, HEADS)
-        there = (token < num_tokens) & (column < WIDTH)
-        position = position_of(positions, token, token < num_tokens, IS_TURNED)
-        at = q + token * Q_STRIDE + head * WIDTH
-        query = head_rows(at, q_gain, column, there, eps, position, cos, sin, WIDTH, IS_TURNED)
-        tl.store(out + row.to(tl.int64) * WIDTH + column, query, mask=there)
+        write_queries(
+            program, q, q_gain, out, num_tokens, eps, positions, cos, sin, Q_STRIDE, HEADS, WIDTH, ROWS, BLOCK, IS_TURNED
+        )  # fmt: skip
     else:
         row = ((program - query_programs) * ROWS + tl.arange(0, ROWS))[:, None]
         token, head = (row // KV_HEADS).to(tl.int64), row % KV_HEADS
-        slot = tl.load(write_slots + token, mask=token < num_tokens, other=0).to(tl.int64)
+        slot = tl.load(write_slots + token, mask=token < num_tokens, other=0)
         wanted = (slot > 0) & (column < WIDTH)
-        place = slot // PAGE_SIZE * PAGE_STRIDE + slot % PAGE_SIZE * ROW_STRIDE + head * HEAD_STRIDE + column
+        place = place_of(slot, head, column, PAGE_STRIDE, HEAD_STRIDE, ROW_STRIDE, PAGE_SIZE)
         value = tl.load(v + token * V_STRIDE + head * WIDTH + column, mask=wanted, other=0.0).to(tl.float32)
         position = position_of(positions, token, token < num_tokens, IS_TURNED)
         at = k + token * K_STRIDE + head * WIDTH
