@@ -26,10 +26,10 @@ def is_written_at_once(num_tokens: int, num_rows: int, heads: int, kv_heads: int
     block, rows, num_warps = norm_tile(width)
     if width % VECTOR or width != block:
         return False
-    return num_programs(num_tokens, num_rows, heads, kv_heads, rows) * num_warps <= NORMED_WARPS
+    return programs_of(num_tokens, num_rows, heads, kv_heads, rows) * num_warps <= NORMED_WARPS
 
 
-def num_programs(num_tokens: int, num_rows: int, heads: int, kv_heads: int, rows: int) -> int:
+def programs_of(num_tokens: int, num_rows: int, heads: int, kv_heads: int, rows: int) -> int:
     """Programs of so many heads: for each batch row and each token those for keys and values, and those for all queries."""
     return int((num_rows + num_tokens) * triton.cdiv(2 * kv_heads, rows) + triton.cdiv(num_tokens * heads, rows))
 
@@ -141,7 +141,7 @@ def conv_heads(
     out = torch.empty((tokens, columns), dtype=k_pages.dtype, device=q.device)
     _, tile_rows, num_warps = norm_tile(width)
     launch(
-        convolve_heads_kernel, (num_programs(tokens, num_rows, heads, kv_heads, tile_rows),),
+        convolve_heads_kernel, (programs_of(tokens, num_rows, heads, kv_heads, tile_rows),),
         kv, taps, rows, row_tags, *index, q, q_gain, k_gain, out, k_pages, v_pages, page_tags, *stamps, tokens, num_rows,
         entry_tag.shape[0], kv.stride(0), eps, TAPS=history + 1, Q_STRIDE=q.stride(0), PAGE_STRIDE=k_pages.stride(0),
         HEAD_STRIDE=k_pages.stride(1), ROW_STRIDE=k_pages.stride(2), PAGE_SIZE=page_size, HEADS=heads, KV_HEADS=kv_heads,
