@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from samebit.kernels.triton.filters import image
 from samebit.kernels.triton.launch import launch
 
 FEW_PAIRS = 128
@@ -46,10 +47,7 @@ class Choice:
         return self.bias.shape[0] + self.num_shared
 
     def arguments(self, weights: Tensor, num_warps: int) -> dict[str, Any]:
-        """What a kernel of so many warps takes that chooses: where it may put weights [T, slots] fp32, and what it is compiled for.
-
-        Experts are looked at as at least one for each thread: Triton repeats loads of fewer in every layout that they are needed in.
-        """
+        """What a kernel of so many warps takes that chooses: where it may put weights [T, slots] fp32, and what it is compiled for."""
         routed = self.bias.shape[0]
         return {
             "logits": self.logits,
@@ -61,7 +59,7 @@ class Choice:
             "ROUTED": routed,
             "TOP_K": self.top_k,
             "SHARED": self.num_shared,
-            "ROUTED_WIDTH": max(32 * num_warps, triton.next_power_of_2(routed)),
+            "ROUTED_WIDTH": triton.next_power_of_2(routed),
             "SLOTS_WIDTH": triton.next_power_of_2(self.num_slots),
             "THREADS": 32 * num_warps,
         }
@@ -221,29 +219,24 @@ def load_sums(addends, at, mask, part_stride, PARTS: tl.constexpr):
 
 
 @triton.jit
-def scored(logits, bias, expert, row, stride, part_stride, PARTS: tl.constexpr, ROUTED: tl.constexpr):
-    """A token's logits of some routed experts, and their scores."""
-    logit = load_sums(logits, row * stride + expert, expert < ROUTED, part_stride, PARTS)
-    return logit, scores_of(logit, tl.load(bias + expert, mask=expert < ROUTED, other=float("-inf")))
-
-
-@triton.jit
 def ranked(
-    logits, bias, row, stride, part_stride,
-    PARTS: tl.constexpr, ROUTED: tl.constexpr, WIDTH: tl.constexpr, THREADS: tl.constexpr,
+    logits, bias, row, stride, part_stride, PARTS: tl.constexpr, ROUTED: tl.constexpr, WIDTH: tl.constexpr,
+    THREADS: tl.constexpr,
 ):  # fmt: skip
     """The routed experts [WIDTH], a token's logits of them, and how many of them come before each; all ranks are different.
 
-    All are compared with THREADS of them at a time.
+    They are loaded as one for each thread at least, since Triton repeats loads of fewer in each layout that is needed, and are compared
+    as numbers that order them as ``rank_of`` does: every instruction is one that nobody has fetched yet.
     """
-    expert = tl.arange(0, WIDTH)
-    logit, score = scored(logits, bias, expert, row, stride, part_stride, PARTS, ROUTED)
-    rank = tl.zeros((WIDTH,), tl.int32)
-    for first in tl.static_range(0, WIDTH, THREADS):
-        other = first + tl.arange(0, THREADS)
-        _, others = scored(logits, bias, other, row, stride, part_stride, PARTS, ROUTED)
-        rank += rank_of(others[:, None], other[:, None], score[None, :], expert[None, :])
-    return expert, logit, rank
+    LOADED: tl.constexpr = WIDTH if WIDTH > THREADS else THREADS
+    place = tl.arange(0, LOADED)
+    logit = load_sums(logits, row * stride + place, place < ROUTED, part_stride, PARTS)
+    score = scores_of(logit, tl.load(bias + place, mask=place < ROUTED, other=float("-inf")))
+    key = (image(score).to(tl.int64) << 32) | (LOADED - 1 - place).to(tl.int64)
+    # What lies behind the experts comes before none of them.
+    key = tl.max(tl.reshape(key, (LOADED // WIDTH, WIDTH)), 0)
+    logit = tl.sum(tl.reshape(tl.where(place < WIDTH, logit, 0.0), (LOADED // WIDTH, WIDTH)), 0)
+    return tl.arange(0, WIDTH), logit, tl.sum((key[:, None] > key[None, :]).to(tl.int32), 0)
 
 
 @triton.jit
