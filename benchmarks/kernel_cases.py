@@ -272,7 +272,7 @@ class AttentionCase(Case):
         slots = torch.arange(self.rows + 1, dtype=torch.int32, device=device)
         q = normal(device, count, heads.num_heads * heads.head_dim)
         rows = attention.Rows(
-            slots * self.tokens, torch.full_like(slots[1:], self.start), slots[:-1], table, 0, True, q, q
+            slots * self.tokens, torch.full_like(slots[1:], self.start), slots[:-1], table, self.tokens, 0, True, q, q
         )
         return (
             q,

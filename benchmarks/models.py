@@ -107,9 +107,10 @@ def make(name: str, folder: Path, *, num_layers: int | None = None, seed: int = 
         tensors = {tensor: _random(key, parameter, generator) for tensor in parameter.names}
         files.setdefault(file, {}).update(tensors)
         index |= dict.fromkeys(tensors, file)
+    total = sum(value.nbytes for tensors in files.values() for value in tensors.values())
     for file, tensors in files.items():
         save_file({tensor: value.cpu() for tensor, value in tensors.items()}, folder / file)
-    (folder / INDEX_FILE).write_text(json.dumps({"weight_map": index}))
+    (folder / INDEX_FILE).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": index}))
     return folder
 
 

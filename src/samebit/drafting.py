@@ -44,7 +44,7 @@ class DraftSteps:
         bucket = Bucket(tokens=num_rows, rows=num_rows, samples=0, edits=0, entries=0, deltas=0, top=0, drafts=0)
         self._own = replace(InputBuffer(bucket, device).view, row_tags=inputs.draft_tags)
         self._own.query_start.copy_(torch.arange(num_rows + 1))
-        self._addresses = IndexBuffer(self._own, pools)
+        self._addresses = IndexBuffer(self._own, pools, bucket.longest)
         self._words = _words(num_rows, max_drafts, block.num_tokens, device)
         self._columns = _columns(self._words)
         self.num_rows = num_rows

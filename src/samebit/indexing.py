@@ -53,9 +53,12 @@ class StepIndex:
 
 
 class IndexBuffer:
-    """Owner of the addresses of all steps of one bucket, at fixed places like the inputs they are computed from."""
+    """Owner of the addresses of all steps of one bucket, at fixed places like the inputs they are computed from.
 
-    def __init__(self, inputs: StaticInputs, pools: StatePools) -> None:
+    No batch row has more than ``longest`` tokens.
+    """
+
+    def __init__(self, inputs: StaticInputs, pools: StatePools, longest: int) -> None:
         tables = pools.tables
         self._fields = [getattr(inputs, name) for name in IndexFields._fields]
         self._tables = [
@@ -69,7 +72,7 @@ class IndexBuffer:
         ]
         self._sizes = _sizes(pools.geometry)
         self._results = index_results(self._fields, self._tables, self._sizes)
-        self._view = _step_index(inputs, self._results, tables.page_table)
+        self._view = _step_index(inputs, self._results, tables.page_table, longest)
 
     def fill(self, kernels: KernelSet) -> StepIndex:
         """Compute every address of the step, and record in the slot tables what the step is going to write."""
@@ -77,7 +80,7 @@ class IndexBuffer:
         return self._view
 
 
-def _step_index(inputs: StaticInputs, results: list[Tensor], page_table: tuple[Tensor, ...]) -> StepIndex:
+def _step_index(inputs: StaticInputs, results: list[Tensor], page_table: tuple[Tensor, ...], longest: int) -> StepIndex:
     """The results under their names, beside the inputs that need no computation."""
     found = dict(zip(INDEX_RESULTS, results, strict=False))
     per_group = results[len(INDEX_RESULTS) :]
@@ -101,7 +104,9 @@ def _step_index(inputs: StaticInputs, results: list[Tensor], page_table: tuple[T
             entry_tag=inputs.entry_tags,
         ),
         kv=tuple(KvIndex(per_group[g], per_group[len(groups) + g], tags) for g in groups),
-        attn=tuple(AttnIndex(query_start, found["row_start"], inputs.row_slots, page_table[g]) for g in groups),
+        attn=tuple(
+            AttnIndex(query_start, found["row_start"], inputs.row_slots, page_table[g], longest) for g in groups
+        ),
         sample_tokens=found["sample_tokens"],
         sampling=SampleColumns(
             temperature=inputs.sample_temperature,

@@ -23,7 +23,7 @@ from samebit.core.plan import DRAW, MIX_FACTORS, OWNER_FACTOR, BatchPlan, drafte
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Sizes of a step: tokens, batch rows, logits rows, edited logits, checkpoint entries, page deltas, most likely tokens wanted,
-    rows whose next tokens are guessed, logits rows with a mask of allowed tokens, and 32-bit words of a mask.
+    rows whose next tokens are guessed, logits rows with a mask of allowed tokens, 32-bit words of a mask, and tokens of a batch row.
     """
 
     tokens: int
@@ -36,6 +36,7 @@ class Bucket:
     drafts: int
     masks: int = 0
     mask_words: int = 0
+    longest: int = 1
 
     @staticmethod
     def of(plan: BatchPlan) -> Bucket:
@@ -53,6 +54,7 @@ class Bucket:
             drafts=len(plan.drafts),
             masks=len(masks),
             mask_words=max(masks, default=0) // 4,
+            longest=max([row.num_tokens for row in plan.rows], default=1),
         )
 
     def rounded_up(self) -> Bucket:

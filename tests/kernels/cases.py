@@ -89,6 +89,7 @@ class PagedCache:
             row_start=ints(*[first for _, first, _ in rows]),
             row_slots=ints(*[slot for slot, _, _ in rows]),
             page_table=self.table,
+            longest=max([count for _, _, count in rows], default=1),
         )
 
 

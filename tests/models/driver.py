@@ -63,8 +63,9 @@ class Sequence:
             ],
             pad_tokens=pad_tokens,
         )
-        inputs = InputBuffer(Bucket.of(plan), CPU).fill(plan)
-        return IndexBuffer(inputs, self.pools).fill(self._kernels)
+        bucket = Bucket.of(plan)
+        inputs = InputBuffer(bucket, CPU).fill(plan)
+        return IndexBuffer(inputs, self.pools, bucket.longest).fill(self._kernels)
 
 
 def chunked_logits(model: CausalLM, token_ids: list[int], chunks: Iterable[int], pad_tokens: int = 0) -> Tensor:

@@ -169,6 +169,8 @@ def without_data(value, mode):
         return mode.from_tensor(value)
     if isinstance(value, tuple):
         return tuple(without_data(item, mode) for item in value)
+    if isinstance(value, int):
+        return value
     return replace(value, **{f.name: without_data(getattr(value, f.name), mode) for f in fields(value)})
 
 

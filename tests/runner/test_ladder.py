@@ -42,8 +42,15 @@ def test_every_step_without_extras_fits_a_bucket_of_less_than_twice_its_tokens(s
 
 
 def test_decoding_and_verifying_rows_have_buckets_of_their_own():
-    sizes = {(b.rows, b.tokens) for b in ladder(geometry(6, 7), 100, is_drafting=True, vocab_size=VOCAB)}
-    assert {(1, 1), (1, 8), (2, 2), (2, 16), (4, 4), (4, 32), (6, 6), (6, 48)} <= sizes
+    sizes = {(b.rows, b.tokens, b.longest) for b in ladder(geometry(6, 7), 100, is_drafting=True, vocab_size=VOCAB)}
+    assert {(1, 1, 1), (1, 8, 8), (2, 2, 1), (2, 16, 8), (4, 4, 1), (4, 32, 8), (6, 6, 1), (6, 48, 8)} <= sizes
+
+
+def test_a_row_of_many_tokens_has_no_bucket_of_decoding_rows():
+    found = Ladder(ladder(geometry(64), 64, is_drafting=False, vocab_size=VOCAB))
+    short = Bucket(64, 64, 64, 0, 0, 0, 0, 0)
+    assert found.first_that_holds(short).longest == 1
+    assert found.first_that_holds(replace(short, longest=2)).longest == 64
 
 
 def test_a_step_that_wants_more_than_any_bucket_has_fits_none():

@@ -45,8 +45,8 @@ SCHEMAS: Mapping[str, str] = {
     "Tensor stamp_tags, int threads) -> Tensor",
     "turn_heads": "(Tensor x, Tensor gains, float eps, Tensor positions, Tensor cos, Tensor sin, int threads) -> Tensor",
     "attention": "(Tensor q, Tensor rel, Tensor rel_proj, Tensor tau, Tensor k_pages, Tensor v_pages, "
-    "Tensor query_start, Tensor row_start, Tensor row_slots, Tensor page_table, int window, float scale, int threads)"
-    " -> Tensor",
+    "Tensor query_start, Tensor row_start, Tensor row_slots, Tensor page_table, int longest, int window, float scale, "
+    "int threads) -> Tensor",
     "block_attention": "(Tensor q, Tensor k, Tensor v, Tensor k_pages, Tensor v_pages, Tensor lengths, Tensor row_slots, "
     "Tensor page_table, int window, bool is_causal, float scale, int threads) -> Tensor",
     "route": "(Tensor logits, Tensor bias, int top_k, int num_shared, float scale, int threads) -> (Tensor, Tensor)",

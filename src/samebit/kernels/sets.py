@@ -289,7 +289,7 @@ class KernelSet:
         """
         out: Tensor = self._ops.attention(
             q, rel, rel_proj, tau, k_pages, v_pages, ix.query_start, ix.row_start, ix.row_slots, ix.page_table,
-            window, scale, self.num_threads,
+            ix.longest, window, scale, self.num_threads,
         )  # fmt: skip
         return out
 

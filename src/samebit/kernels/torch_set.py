@@ -174,6 +174,7 @@ def attention(
     row_start: Tensor,
     row_slots: Tensor,
     page_table: Tensor,
+    longest: int,
     window: int,
     scale: float,
     threads: int,

@@ -104,12 +104,14 @@ class AttnIndex:
 
     ``query_start`` [B+1] int32. ``row_start`` [B] int32: absolute position of a batch row's first token.
     ``row_slots`` [B] int32: its row of ``page_table`` [S, P] int32, which maps an absolute page index to a page.
+    No batch row has more than ``longest`` tokens.
     """
 
     query_start: Tensor
     row_start: Tensor
     row_slots: Tensor
     page_table: Tensor
+    longest: int
 
     def __post_init__(self) -> None:
         check_dense(torch.int32, self.query_start, self.row_start, self.row_slots, self.page_table)

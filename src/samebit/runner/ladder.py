@@ -49,7 +49,7 @@ def _plain(geometry: StateGeometry, max_tokens: int, factor: int, *, is_drafting
     most_rows = geometry.num_slots
     verified = {1, 1 + geometry.max_drafts}
     decode = [
-        _bucket(geometry, rows, rows * q, rows * q, is_drafting=is_drafting, is_resuming=False)
+        _bucket(geometry, rows, rows * q, rows * q, q, is_drafting=is_drafting, is_resuming=False)
         for rows in _powers(1, most_rows, factor)
         for q in sorted(verified)
         if rows * q <= max_tokens
@@ -60,6 +60,7 @@ def _plain(geometry: StateGeometry, max_tokens: int, factor: int, *, is_drafting
             rows := min(tokens, most_rows),
             tokens,
             min(tokens, rows * (1 + geometry.max_drafts)),
+            tokens,
             is_drafting=is_drafting,
             is_resuming=True,
         )
@@ -104,7 +105,7 @@ def _powers(low: int, high: int, factor: int) -> list[int]:
 
 
 def _bucket(
-    geometry: StateGeometry, rows: int, tokens: int, samples: int, *, is_drafting: bool, is_resuming: bool
+    geometry: StateGeometry, rows: int, tokens: int, samples: int, longest: int, *, is_drafting: bool, is_resuming: bool
 ) -> Bucket:
     """Room for what so many rows can need: a checkpoint or two each, new pages, and the pages of prefixes that are resumed."""
     pages = tokens // geometry.page_size + 3 * rows
@@ -119,4 +120,5 @@ def _bucket(
         deltas=pages * len(geometry.layout.groups),
         top=0,
         drafts=rows if is_drafting else 0,
+        longest=longest,
     )

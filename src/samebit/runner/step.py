@@ -38,7 +38,7 @@ class StepBuffers:
         self._buffer = InputBuffer(bucket, device)
         self.fill = self._buffer.fill
         self.inputs = self._buffer.view
-        self.addresses = IndexBuffer(self.inputs, pools)
+        self.addresses = IndexBuffer(self.inputs, pools, bucket.longest)
         block = NO_BLOCK if speculation is None else speculation.drafter.block
         self.draft_steps = DraftSteps(self.inputs, pools, device, block)
 

@@ -81,13 +81,15 @@ class Case:
         q = self.q[part]
         return partial(
             attend, q, self.rel[part], self.rel_proj, self.tau[part], self.k_pages, self.v_pages,
-            Rows(*starts, self.table, 0, True, q, q), window, 0.2, tiling or TILINGS[self.dtype],
+            Rows(*starts, self.table, ix.longest, 0, True, q, q), window, 0.2, tiling or TILINGS[self.dtype],
         )  # fmt: skip
 
     def twin(self, window: int) -> Tensor:
         ix = self.cache.index([(slot, *row) for slot, row in enumerate(self.rows)])
         operands = [x.float().cpu() for x in (self.q, self.rel, self.rel_proj, self.tau, self.k_pages, self.v_pages)]
-        return torch_set.attention(*operands, ix.query_start, ix.row_start, ix.row_slots, ix.page_table, window, 0.2, 1)
+        return torch_set.attention(
+            *operands, ix.query_start, ix.row_start, ix.row_slots, ix.page_table, ix.longest, window, 0.2, 1
+        )
 
 
 def error(found: Tensor, wanted: Tensor) -> float:

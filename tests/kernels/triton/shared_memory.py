@@ -22,7 +22,7 @@ def attend(width: int, d_rel: int, group: int) -> None:
     table = torch.zeros(2, TOKENS // PAGE_SIZE, dtype=torch.int32, device="meta")
     rel = torch.zeros(TOKENS, group * d_rel, dtype=DTYPE, device="meta")
     profile, tau = torch.zeros(d_rel, 512, dtype=DTYPE, device="meta"), torch.ones(TOKENS, device="meta")
-    attention.attention(q, rel, profile, tau, pages, pages, starts, starts[1:], starts[1:], table, 512, 1.0, 1)
+    attention.attention(q, rel, profile, tau, pages, pages, starts, starts[1:], starts[1:], table, TOKENS, 512, 1.0, 1)
 
 
 def compile_long(kernel, grid, *args, **meta):

@@ -93,6 +93,16 @@ def test_neither_splitting_nor_tiles_change_bits(device, activation, shape, wind
         assert torch.equal(case.attend(window, tiling=replace(TINY, **change)), wanted), change
 
 
+def test_many_rows_of_few_tokens_are_one_launch(device, activation):
+    """However many tokens the step has; where a row might have more, another looks for such rows, and finds none."""
+    case = Case(PAIR, [(start, 1 + start % 2) for start in range(0, 60, 5)], device, activation, padding=3)
+    for tiling, wanted in ((TINY, 1), (replace(TINY, short_rows=2), 2)):
+        before = num_launches()
+        found = case.attend(0, tiling=tiling)
+        assert num_launches() - before == wanted, tiling
+        assert torch.equal(found, case.attend(0, tiling=replace(TINY, short_rows=0)))
+
+
 @pytest.mark.parametrize("shape", [PAIR, Shape(3, 1, 16, 1)])
 def test_chunks_are_merged_in_the_launch_that_they_are_of(device, activation, shape):
     """More of them than are loaded at once, of tiles of few and of many query rows; then the next launch finds all in order."""
@@ -171,7 +181,7 @@ def test_operands_may_be_columns_of_a_wider_tensor_and_of_a_wider_type(device, a
     ix = case.cache.index([(slot, *row) for slot, row in enumerate(case.rows)])
     found = attention(
         wide[:, -case.q.shape[1] :], wide[:, : case.rel.shape[1]], case.rel_proj.float(), case.tau, case.k_pages, case.v_pages,
-        ix.query_start.to(device), ix.row_start.to(device), ix.row_slots.to(device), case.table, 0, 0.2, 1,
+        ix.query_start.to(device), ix.row_start.to(device), ix.row_slots.to(device), case.table, ix.longest, 0, 0.2, 1,
     )  # fmt: skip
     assert torch.equal(found, case.attend(0))
 
@@ -187,7 +197,7 @@ def test_a_bias_ends_at_its_extent(device, activation):
 def test_an_empty_batch_has_no_result(device, activation):
     case = Case(PAIR, [(0, 4)], device, activation)
     q = case.q[:0]
-    rows = Rows(*(ints(*x).to(device) for x in ((0, 0), (0,), (0,))), case.table, 0, True, q, q)
+    rows = Rows(*(ints(*x).to(device) for x in ((0, 0), (0,), (0,))), case.table, 1, 0, True, q, q)
     found = attend(q, case.rel[:0], case.rel_proj, case.tau[:0], case.k_pages, case.v_pages, rows, 0, 0.2, TINY)
     assert found.shape == (0, case.q.shape[1])
 

@@ -253,6 +253,7 @@ def _attention_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]
         row_start: Tensor,
         row_slots: Tensor,
         page_table: Tensor,
+        longest: int,
         window: int,
         scale: float,
         threads: int,

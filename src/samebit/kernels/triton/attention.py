@@ -295,12 +295,16 @@ def attend_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Whose queries attend to what: fields of AttnIndex, or of BlockIndex with ``block_tokens`` and the blocks' own keys and values."""
+    """Whose queries attend to what: fields of AttnIndex, or of BlockIndex with ``block_tokens`` and the blocks' own keys and values.
+
+    No row has more than ``longest`` tokens, and each as many as a block.
+    """
 
     query_start: Tensor
     row_start: Tensor
     row_slots: Tensor
     page_table: Tensor
+    longest: int
     block_tokens: int
     is_causal: bool
     own_k: Tensor
@@ -364,7 +368,7 @@ def attend(
             num_stages=num_stages, enable_fp_fusion=False,
         )  # fmt: skip
 
-    if (rows.block_tokens or num_tokens) * group > tiling.short_rows:
+    if rows.longest * group > tiling.short_rows:
         launch_attend(is_long=True)
     if rows.block_tokens * group <= tiling.short_rows:
         launch_attend(is_long=False)
@@ -382,10 +386,11 @@ def attention(
     row_start: Tensor,
     row_slots: Tensor,
     page_table: Tensor,
+    longest: int,
     window: int,
     scale: float,
     threads: int,
 ) -> Tensor:
     """See ``KernelSet.attention``; ``q``, ``rel`` and ``rel_proj`` are rounded to the pages' dtype, which the result has."""
-    rows = Rows(query_start, row_start, row_slots, page_table, 0, True, q, q)
+    rows = Rows(query_start, row_start, row_slots, page_table, longest, 0, True, q, q)
     return attend(q, rel, rel_proj, tau, k_pages, v_pages, rows, window, scale, TILINGS[k_pages.dtype])

@@ -44,6 +44,6 @@ def attend_blocks(
     """The same, cut in a way of the caller's choice."""
     assert k.stride(1) == v.stride(1) == 1
     block_tokens = q.shape[0] // lengths.shape[0]
-    rows = Rows(lengths, lengths, row_slots, page_table, block_tokens, is_causal, k, v)
+    rows = Rows(lengths, lengths, row_slots, page_table, block_tokens, block_tokens, is_causal, k, v)
     no_bias = q.new_empty(0, 1)
     return attend(q, q, no_bias, q, k_pages, v_pages, rows, window, scale, tiling)

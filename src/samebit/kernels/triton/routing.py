@@ -228,7 +228,7 @@ def ranked(
     They are loaded as one for each thread at least, since Triton repeats loads of fewer in each layout that is needed, and are compared
     as numbers that order them as ``rank_of`` does: every instruction is one that nobody has fetched yet.
     """
-    LOADED: tl.constexpr = WIDTH if WIDTH > THREADS else THREADS
+    LOADED: tl.constexpr = max(THREADS, WIDTH)
     place = tl.arange(0, LOADED)
     logit = load_sums(logits, row * stride + place, place < ROUTED, part_stride, PARTS)
     score = scores_of(logit, tl.load(bias + place, mask=place < ROUTED, other=float("-inf")))
