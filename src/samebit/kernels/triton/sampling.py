@@ -1,7 +1,8 @@
-"""Sampling: one program per row of logits, which reads nothing but its own row and settings.
+"""Sampling: a row of logits has programs of its own, which read nothing but the row and its settings.
 
-A row is walked in blocks; what is added up is added as integers, so that no block size or thread changes a bit. The
-noise is that of ``samebit.kernels.noise``, computed in fp64. Knows nothing of requests or stop rules.
+A row is walked in blocks. Where rows are few, several programs share what is computed in fp64, the likelihoods and the noise, and the one
+that finishes last goes on. What is added up is added as integers, so that no block size, thread or share changes a bit. The noise is
+that of ``samebit.kernels.noise``. Knows nothing of requests or stop rules.
 """
 
 from typing import Any
@@ -23,8 +24,11 @@ from samebit.kernels.triton.filters import (
     token_at,
     value,
 )
+from samebit.kernels.triton.last import PAST_L1, counters, is_last
 from samebit.kernels.triton.launch import launch
 
+FEW_ROWS, MOST_SHARES = 16, 8
+"""Up to so many rows, so many programs share a row: one for each multiprocessor of a Hopper device."""
 _COLUMNS = ("temperature", "top_k", "top_p", "min_p", "seed", "sample_index", "position", "target")
 _RESULTS = ("tokens", "logprobs", "ranks", "finite")
 
@@ -51,12 +55,18 @@ def _survey(row, V: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _log_total(row, top, V: tl.constexpr, BLOCK: tl.constexpr):
-    """log(sum(exp(logits - top))) in fp32."""
+def _mass(row, top, first, end, V: tl.constexpr, BLOCK: tl.constexpr):
+    """The mass of tokens ``first`` to ``end``, multiples of a block, relative to the likeliest one's."""
     sums = tl.zeros([BLOCK], tl.int64)
-    for start in tl.range(0, V, BLOCK):
+    for start in tl.range(first, end, BLOCK):
         sums += mass(load_row(row, start + tl.arange(0, BLOCK), V), top)
-    return tl.log(tl.sum(sums).to(tl.float64) / UNITS).to(tl.float32)
+    return tl.sum(sums)
+
+
+@triton.jit
+def _log_total(mass):
+    """log(sum(exp(logits - top))) in fp32, of the mass of all tokens."""
+    return tl.log(mass.to(tl.float64) / UNITS).to(tl.float32)
 
 
 @triton.jit
@@ -81,45 +91,58 @@ def gumbel(seed, sample_index, position, start, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _draw(row, heat, last, seed, sample_index, position, V: tl.constexpr, BLOCK: tl.constexpr):
-    """The token with the largest noisy score among those down to place ``last``."""
+def _draw(row, heat, last, seed, sample_index, position, first, end, V: tl.constexpr, BLOCK: tl.constexpr):
+    """The place, by noisy scores, of the best of tokens ``first`` to ``end`` down to place ``last``; LOWEST if there are none."""
     best = tl.full([BLOCK], LOWEST, tl.int64)
-    for start in tl.range(0, V, BLOCK):
+    for start in tl.range(first, end, BLOCK):
         ids = start + tl.arange(0, BLOCK)
         x = load_scaled(row, ids, heat, V)
         is_kept = place(x, ids, V) >= last
         if tl.max(is_kept.to(tl.int32)) > 0:
             noisy = place(x + gumbel(seed, sample_index, position, start, BLOCK), ids, V)
             best = tl.maximum(best, tl.where(is_kept, noisy, LOWEST))
-    return token_at(tl.max(best), V)
+    return tl.max(best)
 
 
 @triton.jit(do_not_specialize_on_alignment=[*_COLUMNS, *_RESULTS])
 def sample_kernel(
     logits, stride, temperature, top_k, top_p, min_p, seed, sample_index, position, target,
-    tokens, logprobs, ranks, finite, V: tl.constexpr, BLOCK: tl.constexpr, NARROW: tl.constexpr,
+    tokens, logprobs, ranks, finite, shares, counter,
+    V: tl.constexpr, BLOCK: tl.constexpr, NARROW: tl.constexpr, SHARES: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(0)
-    row = logits + at.to(tl.int64) * stride
+    """SHARES programs for each row, each of which takes SHARE tokens; ``shares`` [2, rows, SHARES] int64 are masses and best places."""
+    at, share = tl.program_id(0) // SHARES, tl.program_id(0) % SHARES
+    row, num_rows = logits + at.to(tl.int64) * stride, tl.num_programs(0) // SHARES
     best, is_finite = _survey(row, V, BLOCK)
     tl.store(finite + at, is_finite.to(tl.int8))
     if is_finite:
         heat, wanted = tl.load(temperature + at), tl.load(target + at)
-        top = value((best >> 32).to(tl.int32))
-        token = token_at(best, V)
-        if wanted >= 0:
-            token = wanted
-        elif heat > 0:
+        top, first = value((best >> 32).to(tl.int32)), share * SHARE
+        end = tl.minimum(first + SHARE, V)
+        is_drawn = (wanted < 0) & (heat > 0)
+        if is_drawn:
             k, p, least = tl.load(top_k + at), tl.load(top_p + at), tl.load(min_p + at)
             last = tl.full([], LOWEST + 1, tl.int64)
             if ((k > 0) & (k < V)) | (p < 1) | (least > 0):
                 last = last_kept(row, heat, tl.div_rn(top, heat), k, p, least, V, BLOCK, NARROW)
             draw, which, where = tl.load(seed + at), tl.load(sample_index + at), tl.load(position + at)
-            token = _draw(row, heat, last, draw, which, where, V, BLOCK)
-        x = tl.load(row + token, mask=token < V, other=0.0)
-        tl.store(tokens + at, token)
-        tl.store(logprobs + at, x - top - _log_total(row, top, V, BLOCK))
-        tl.store(ranks + at, _rank(row, place(x, token, V), V, BLOCK))
+            best = _draw(row, heat, last, draw, which, where, first, end, V, BLOCK)
+        total, is_ready = _mass(row, top, first, end, V, BLOCK), True
+        if SHARES > 1:
+            own, all_shares = shares + at * SHARES, tl.arange(0, SHARES)
+            tl.store(own + share, total)
+            tl.store(own + num_rows * SHARES + share, best)
+            is_ready = is_last(counter + at, SHARES)
+            total = tl.sum(tl.load(own + all_shares, cache_modifier=PAST_L1))
+            best = tl.max(tl.load(own + num_rows * SHARES + all_shares, cache_modifier=PAST_L1))
+        if is_ready:
+            token = token_at(best, V)
+            if wanted >= 0:
+                token = wanted
+            x = tl.load(row + token, mask=token < V, other=0.0)
+            tl.store(tokens + at, token)
+            tl.store(logprobs + at, x - top - _log_total(total))
+            tl.store(ranks + at, _rank(row, place(x, token, V), V, BLOCK))
     else:
         tl.store(tokens + at, 0)
         tl.store(logprobs + at, 0.0)
@@ -138,7 +161,7 @@ def top_kernel(logits, stride, n, ids, logprobs, V: tl.constexpr, BLOCK: tl.cons
         places = place(load_row(row, columns, V), columns, V)
         best = tl.where(blocks == start // BLOCK, tl.max(places), best)
     top = value((tl.max(best) >> 32).to(tl.int32))
-    total = _log_total(row, top, V, BLOCK)
+    total = _log_total(_mass(row, top, 0, V, V, BLOCK))
     for i in range(n):
         chosen = tl.max(best)
         token = token_at(chosen, V)
@@ -174,9 +197,14 @@ def sample(
     tokens, ranks = (torch.empty(rows, dtype=torch.int32, device=logits.device) for _ in range(2))
     logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
     finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
+    config = _config(vocab)
+    shares = min(MOST_SHARES, triton.next_power_of_2(triton.cdiv(vocab, config["BLOCK"]))) if rows <= FEW_ROWS else 1
+    parts = torch.empty(2, rows, shares, dtype=torch.int64, device=logits.device)
+    share = triton.cdiv(vocab, shares * config["BLOCK"]) * config["BLOCK"]
     launch(
-        sample_kernel, (rows,), logits, logits.stride(0), temperature, top_k, top_p, min_p, seed, sample_index,
-        position, target, tokens, logprobs, ranks, finite.view(torch.int8), V=vocab, **_config(vocab),
+        sample_kernel, (rows * shares,), logits, logits.stride(0), temperature, top_k, top_p, min_p, seed, sample_index,
+        position, target, tokens, logprobs, ranks, finite.view(torch.int8), parts, counters(logits.device), V=vocab,
+        SHARES=shares, SHARE=share, **config,
     )  # fmt: skip
     return tokens, logprobs, ranks, finite
 
