@@ -45,6 +45,8 @@ class ShortConv:
         pages: KvPool,
         kv_index: KvIndex,
     ) -> Tensor:
-        """Normed queries; the outputs for `kv`, keys and values side by side, go into `pages` after the norm of keys."""
+        """Queries `q` [T, heads * hd] normed head by head; the outputs for `kv` [T, 2 kv_heads * hd], keys and values side by side, go into
+        `pages`, the keys' normed. `gains` [hd] are those of queries and keys.
+        """
         places = pages.k, pages.v, pages.page_tags, kv_index
         return self._kernels.conv_heads(q, kv, self._taps, pool.rows, pool.row_tags, index, gains, eps, *places)

@@ -19,7 +19,7 @@ from tests.kernels.triton.compiling import told
 from tests.kernels.triton.conv_steps import TAPS, kept, programs_in_order
 
 # Query heads, heads of keys and values, columns of a head, tokens of a page.
-SHAPES = [(4, 2, 64, 16), (5, 3, 128, 4), (8, 8, 128, 1), (1, 1, 256, 4), (9, 33, 8, 4)]
+SHAPES = [(4, 2, 64, 16), (5, 3, 128, 4), (1, 8, 128, 1), (4, 16, 64, 4), (1, 1, 256, 4), (9, 33, 8, 4)]
 
 
 def heads_case(device, dtype, shape, step, seed=0):
@@ -100,6 +100,14 @@ def test_queries_pages_stamps_rows_and_tags_are_those_of_two_launches(device, se
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype is other.dtype
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("seed", [0, 20, 35])  # an entry is copied from a row's history, which the step overwrites
+def test_the_tags_of_a_row_are_left_to_one_block_of_channels(device, seed):
+    step = conv_steps.random_step(random.Random(seed), 14, 1)
+    with programs_in_order(seed):
+        found, wanted = both_ways(device, torch.float32, (1, 8, 128, 1), step, seed)
+    assert all(map(torch.equal, found, wanted))
 
 
 @settings(max_examples=5)

@@ -83,7 +83,7 @@ def test_tiles_are_deep_where_each_has_a_multiprocessor_of_its_own():
     assert tiles_of(8, 66, 64, torch.float32) == TILES[torch.float32][-1][1]
 
 
-@pytest.mark.parametrize("programs", [1, 5])
+@pytest.mark.parametrize("programs", [1, 5, 1000])
 def test_the_number_of_programs_does_not_change_experts(device, monkeypatch, activation, programs):
     case = Case(device, activation, 20, 36, 33)
     expected = case()
@@ -91,6 +91,11 @@ def test_the_number_of_programs_does_not_change_experts(device, monkeypatch, act
     assert torch.equal(case(), expected)
     for tokens in (1, MOST_AT_ONCE):
         assert torch.equal(case(slice(tokens)), expected[:tokens])
+    # A single token's programs choose, too; the last of a thousand has no tile.
+    logits, bias = normal(7, 1, 1, 7).to(device), normal(8, 5).to(device) / 10
+    one, operands = ints(1).to(device), (case.w13, case.w2, case.inner, 1)
+    wanted = moe(case.x[:1], *route(logits[0], bias, 2, 2, 1.5, 1), one, *operands)
+    assert torch.equal(mixture(case.x[:1], logits, bias, 2, 2, 1.5, one, *operands), wanted)
 
 
 def test_bfloat16_experts_give_the_bits_of_their_float32_copy(device):

@@ -86,28 +86,30 @@ def convolve_heads_kernel(
         head, column = block * ROWS + tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
         tile = head * WIDTH + column
         gains = tl.load(k_gain + column).to(tl.float32)
+        asking = (write_slots, stamp_pages, stamp_tags, block == 0)
+        putting = (
+            k_pages, v_pages, page_tags, gains, eps, head, column, KV_HEADS, WIDTH, PAGE_STRIDE, HEAD_STRIDE, ROW_STRIDE,
+            PAGE_SIZE,
+        )  # fmt: skip
         if program < num_rows:
             convolve_row(
                 x, taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags, write_rows,
                 write_tags, entry_sources, entry_source_tags, entry_dest, entry_tag, program,
                 block * ROWS * WIDTH + tl.arange(0, ROWS * WIDTH)[None, :], tile, tile < CHANNELS,
-                (write_slots, stamp_pages, stamp_tags, block == 0),
-                (k_pages, v_pages, page_tags, gains, eps, head, column, KV_HEADS, WIDTH, PAGE_STRIDE, HEAD_STRIDE, ROW_STRIDE,
-                 PAGE_SIZE),
+                asking, putting,
                 num_rows, num_entries, x_stride, block == 0,
                 load_place, put_heads, TAPS, CHANNELS, False, False, True, BLOCK_K, BLOCK_H, SCAN, ROW_BLOCK,
             )  # fmt: skip
         else:
             token, has_work = program - num_rows, True
             if IS_SPARSE:
-                is_padding, is_later = places(token + tl.arange(0, 1), query_start, num_rows, TAPS, ROW_BLOCK)
-                has_work = tl.max((is_padding | is_later).to(tl.int32), axis=0) > 0
+                # Padding has no slot, so nothing of it is stored.
+                _, is_later = places(token + tl.arange(0, 1), query_start, num_rows, TAPS, ROW_BLOCK)
+                has_work = tl.max(is_later.to(tl.int32), axis=0) > 0
             if has_work:
                 convolve_later_tokens(
                     x, taps, query_start, token, tile,
-                    (write_slots, stamp_pages, stamp_tags, block == 0),
-                    (k_pages, v_pages, page_tags, gains, eps, head, column, KV_HEADS, WIDTH, PAGE_STRIDE, HEAD_STRIDE,
-                     ROW_STRIDE, PAGE_SIZE),
+                    asking, putting,
                     num_tokens, num_rows, x_stride,
                     load_place, put_heads, rows.dtype.element_ty, TAPS, CHANNELS, False, False, 1, ROW_BLOCK,
                 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Pool rows in which a convolution's inputs are kept: read, written from a step's tokens, and copied to checkpoint entries.
 
-Knows not in which order that may be done (``conv``).
+Knows not in which order that may be done (``conv_programs``).
 """
 
 import triton

@@ -1,7 +1,7 @@
 """Mixtures of experts: the two products of each expert over the tokens that chose it, and the sum over a token's experts.
 
 A fixed number of programs walk the tiles that the counts on the device ask for. Sums run as in ``linear``, so a tile's shape is free; a
-token's slots are added in their order. Knows nothing of layers, nor how experts are chosen.
+token's slots are added in their order. Knows nothing of layers; how experts are chosen is ``routing``'s.
 """
 
 from dataclasses import dataclass, replace

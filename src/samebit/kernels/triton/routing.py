@@ -117,23 +117,23 @@ def route_kernel(
     weights,
     stride,
     scale,
-    EXPERTS: tl.constexpr,
+    ROUTED: tl.constexpr,
     TOP_K: tl.constexpr,
     SHARED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SLOTS: tl.constexpr,
+    ROUTED_WIDTH: tl.constexpr,
+    SLOTS_WIDTH: tl.constexpr,
 ):
-    """Experts and weights of one token; WIDTH and SLOTS are powers of two that hold all experts and all slots."""
+    """Experts and weights of one token; ROUTED_WIDTH and SLOTS_WIDTH are powers of two that hold all experts and all slots."""
     row = tl.program_id(0).to(tl.int64)
-    expert, slot = tl.arange(0, WIDTH), tl.arange(0, SLOTS)
-    logit = tl.load(logits + row * stride + expert, mask=expert < EXPERTS, other=0.0)
-    score = scores_of(logit, tl.load(bias + expert, mask=expert < EXPERTS, other=0.0))
-    is_left = expert < EXPERTS
+    expert, slot = tl.arange(0, ROUTED_WIDTH), tl.arange(0, SLOTS_WIDTH)
+    logit = tl.load(logits + row * stride + expert, mask=expert < ROUTED, other=0.0)
+    score = scores_of(logit, tl.load(bias + expert, mask=expert < ROUTED, other=0.0))
+    is_left = expert < ROUTED
     # Shared experts follow; the places of chosen ones are overwritten.
-    chosen = EXPERTS + slot - TOP_K
+    chosen = ROUTED + slot - TOP_K
     for place in tl.static_range(TOP_K):
         best = tl.max(tl.where(is_left, score, float("-inf")), 0)
-        winner = tl.min(tl.where(is_left & (score == best), expert, WIDTH), 0)
+        winner = tl.min(tl.where(is_left & (score == best), expert, ROUTED_WIDTH), 0)
         is_left = is_left & (expert != winner)
         chosen = tl.where(slot == place, winner, chosen)
     is_slot = slot < TOP_K + SHARED
@@ -154,11 +154,11 @@ def route(
         route_kernel,
         (num_rows,),
         logits, bias, ids, weights, logits.stride(0), scale,
-        EXPERTS=bias.shape[0],
+        ROUTED=bias.shape[0],
         TOP_K=top_k,
         SHARED=num_shared,
-        WIDTH=triton.next_power_of_2(bias.shape[0]),
-        SLOTS=triton.next_power_of_2(slots),
+        ROUTED_WIDTH=triton.next_power_of_2(bias.shape[0]),
+        SLOTS_WIDTH=triton.next_power_of_2(slots),
         num_warps=1,
         enable_fp_fusion=False,
     )  # fmt: skip
@@ -225,8 +225,8 @@ def ranked(
 ):  # fmt: skip
     """The routed experts [WIDTH], a token's logits of them, and how many of them come before each; all ranks are different.
 
-    They are loaded as one for each thread at least, since Triton repeats loads of fewer in each layout that is needed, and are compared
-    as numbers that order them as ``rank_of`` does: every instruction is one that nobody has fetched yet.
+    They are compared as numbers that order them as ``rank_of`` does, since few instructions matter in a program that runs through them
+    once. They are loaded as one for each thread at least: Triton repeats loads of fewer in each layout that is needed.
     """
     LOADED: tl.constexpr = max(THREADS, WIDTH)
     place = tl.arange(0, LOADED)
