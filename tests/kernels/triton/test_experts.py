@@ -6,16 +6,18 @@ import pytest
 import torch
 
 from samebit.kernels.composed import in_order
-from samebit.kernels.triton import experts
+from samebit.kernels.triton import experts, token_experts
 from samebit.kernels.triton.experts import DEEP, MOST_AT_ONCE, TILES, mixture, moe, tiles_of
 from samebit.kernels.triton.last import counters
 from samebit.kernels.triton.launch import num_launches
 from samebit.kernels.triton.linear import pack_linear
 from samebit.kernels.triton.routing import route
+from samebit.kernels.triton.token_experts import columns_of, tile_of
 from tests.kernels.cases import ints, normal
 
 BF16_ERROR = 2e-2  # of a row's largest value: two roundings of inputs of a sum, and one of the result
 EVERY_TILE = [(dtype, tiles) for dtype, table in TILES.items() for _, tiles in table]
+EVERY_TILE_OF_ONE = [(dtype, tile) for dtype, tiles in token_experts.TILES.items() for tile in tiles]
 ANY_PAIRS = 1 << 20
 """More pairs than any case has."""
 EVERY_TILE += [(dtype, replace(TILES[dtype][-1][1], gate_up=tile)) for dtype, tile in DEEP.items()]
@@ -74,6 +76,24 @@ def test_a_tile_does_not_change_experts(device, monkeypatch, dtype, tile):
     assert torch.equal(case(), expected)
     for tokens in (1, MOST_AT_ONCE):
         assert torch.equal(case(slice(tokens)), expected[:tokens])
+
+
+@pytest.mark.parametrize(("dtype", "tile"), EVERY_TILE_OF_ONE)
+@pytest.mark.parametrize(("shared", "top_k"), [(0, 1), (2, 4), (4, 5), (12, 5)])
+def test_a_tile_does_not_change_a_token_alone(device, monkeypatch, dtype, tile, shared, top_k):
+    # Slots that are no power of two, and more than the narrowest product has tokens; no tile's columns divide 67.
+    case = Case(device, dtype, 9, 67, 64, shared=shared, top_k=top_k)
+    together = case()
+    monkeypatch.setattr(token_experts, "tile_of", lambda *_: tile)
+    for token in (0, 8):
+        assert torch.equal(case(slice(token, token + 1)), together[token : token + 1])
+
+
+def test_a_token_alone_has_large_tiles_where_they_make_enough_programs():
+    large, small = token_experts.TILES[torch.bfloat16]
+    assert tile_of(2048, 8, torch.bfloat16) == tile_of(4096, 8, torch.bfloat16) == large
+    assert tile_of(256, 4, torch.bfloat16) == small
+    assert [columns_of(large, slots) for slots in (1, 6, 8, 9, 200)] == [128, 16, 16, 8, 1]
 
 
 def test_tiles_are_deep_where_each_has_a_multiprocessor_of_its_own():
@@ -157,6 +177,17 @@ def test_a_token_that_is_not_finite_spoils_no_other_in_its_experts(device, activ
     assert torch.equal(spoiled[rest], clean[rest])
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in the interpreter
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_a_slot_that_is_not_finite_spoils_no_product_of_another(device, activation, tokens):
+    case = Case(device, activation, tokens, 36, 20, routed=3, shared=1, top_k=3)
+    case.x[:], case.weights[:], case.ids[:] = 1.0, 1.0, ints(2, 0, 1, 3).to(device)
+    # Infinity from one expert, numbers below zero from the others: times each other's weights they would not be numbers.
+    case.w13[:], case.w2[:] = 1.0, -1.0
+    case.w13[0], case.w2[0] = 1e38, 1.0
+    assert (case() == torch.inf).all()
+
+
 def test_tokens_may_be_rows_of_a_wider_tensor(device, activation):
     case = Case(device, activation, 7, 36, 20)
     dense = case()
@@ -178,9 +209,9 @@ def test_few_tokens_take_fewer_launches_and_have_the_same_bits(device, activatio
         monkeypatch.setattr(experts, "MOST_AT_ONCE", rows)
         before = num_launches()
         found.append(mixture(case.x, logits[None], bias, 2, 2, 1.5, num_tokens, *operands))
-        # Nobody groups what one token chose, and if it is one of few, it chooses in the first product.
+        # Nobody groups or adds up what one token chose, and if it is one of few, it chooses in the first product.
         routing = {0: 1 if tokens == 1 else 2, ANY_PAIRS: 0 if tokens == 1 else 1}[pairs]
-        assert num_launches() - before == routing + 2 + (tokens > rows)
+        assert num_launches() - before == routing + 2 + (tokens > max(rows, 1))
     assert all(torch.equal(other, found[0]) for other in found)
     assert torch.equal(found[0], moe(case.x, ids, weights, num_tokens, *operands))
     assert (found[0][:live] != 0).any(-1).all()
@@ -199,7 +230,13 @@ def test_addends_of_logits_give_the_mixture_of_their_sum(device, activation, mon
         assert torch.equal(found, wanted)
 
 
-MODELS = {"bench-8b": (2048, 768, 64, 6), "inkling": (4096, 2048, 32, 6), "odd": (200, 100, 7, 2)}
+MODELS = {
+    "bench-8b": (2048, 768, 64, 6),
+    "inkling": (4096, 2048, 32, 6),
+    "odd": (200, 100, 7, 2),
+    "nano": (256, 128, 16, 2),
+    "nine": (330, 64, 16, 7),
+}
 
 
 @pytest.mark.gpu

@@ -1,7 +1,8 @@
 """Mixtures of experts: the two products of each expert over the tokens that chose it, and the sum over a token's experts.
 
 A fixed number of programs walk the tiles that the counts on the device ask for. Sums run as in ``linear``, so a tile's shape is free; a
-token's slots are added in their order. Knows nothing of layers; how experts are chosen is ``routing``'s.
+token's slots are added in their order; those of a single token are multiplied and added in ``token_experts``. Knows nothing of layers;
+how experts are chosen is ``routing``'s.
 """
 
 from dataclasses import dataclass, replace
@@ -17,11 +18,12 @@ from samebit.kernels.triton.last import MAX_COUNTERS, PAST_L1, counters, is_last
 from samebit.kernels.triton.launch import dot_dtype, launch, num_programs
 from samebit.kernels.triton.linear import BLOCK_K, ENOUGH_PROGRAMS, chain, whole_span
 from samebit.kernels.triton.routing import FEW_PAIRS, Choice, Groups, assign, expert_of, group, route, weigh
+from samebit.kernels.triton.token_experts import down_of_one
 
 COMBINE_BLOCK = 1024
 """Columns of a token that one program adds up."""
 MOST_AT_ONCE = 4
-"""So many tokens, and fewer, are added up by the programs of the second product, columns by whoever finishes them last."""
+"""Two and up to so many tokens are added up by the programs of the second product, columns by whoever finishes them last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +210,7 @@ def gate_up_kernel(
 def add_slots(slots, weights, row, h, live, width, NUM_SLOTS: tl.constexpr):
     """The sums over slots, in their order, of tokens ``row`` at columns ``h``; zeros for padding, whose slots hold anything.
 
-    What is rounded is written out, since two kernels have to do the same.
+    What is rounded is written out, since every kernel that adds up has to do the same.
     """
     total = 0.0
     for slot in tl.static_range(NUM_SLOTS):
@@ -224,7 +226,6 @@ def add_slots(slots, weights, row, h, live, width, NUM_SLOTS: tl.constexpr):
 def down_kernel(
     hidden,
     w2,
-    ids,
     pairs,
     bounds,
     slots,
@@ -251,13 +252,13 @@ def down_kernel(
 
     With ROWS, at least ``num_rows``, the program that finishes the last tile of some columns adds up the slots of all tokens there.
     """
-    num_tiles, known = tiles_of_experts(ids, bounds, SLOTS, EXPERTS, WIDTH, BLOCK_T)
+    num_tiles, known = tiles_of_experts(None, bounds, SLOTS, EXPERTS, WIDTH, BLOCK_T)
     # Where all tokens are padding, one tile of none gives them their zeros.
     num_tiles = tl.maximum(num_tiles, 1)
     # Asked for before it is needed, so that the last program does not wait for it.
     live = tl.load(num_tokens)
     for item in range(tl.program_id(0), num_tiles * TILES, tl.num_programs(0)):
-        expert, first, end = find_tile(item // TILES, known, ids, EXPERTS, WIDTH, BLOCK_T)
+        expert, first, end = find_tile(item // TILES, known, None, EXPERTS, WIDTH, BLOCK_T)
         h = (item % TILES) * BLOCK_H + tl.arange(0, BLOCK_H)
         at = first + tl.arange(0, BLOCK_T)
         is_row = (at < end)[:, None]
@@ -334,13 +335,9 @@ def apply_experts(
     assert weights.is_contiguous(), weights.stride()
     num_pairs = num_rows * num_slots
     tiles = tiles_of(num_pairs, num_experts, intermediate, x.dtype)
-    hidden, slots, out = (
-        torch.empty(shape, dtype=dtype, device=x.device)
-        for shape, dtype in (
-            ((groups.num_places, intermediate), x.dtype),
-            ((num_pairs, width), torch.float32),
-            ((num_rows, width), x.dtype),
-        )
+    hidden, out = (
+        torch.empty(shape, dtype=x.dtype, device=x.device)
+        for shape in ((groups.num_places, intermediate), (num_rows, width))
     )
     experts = {"EXPERTS": num_experts, "WIDTH": triton.next_power_of_2(num_experts)}
     dot = {"BLOCK_K": BLOCK_K[x.dtype], "DOT": dot_dtype(x.dtype)}
@@ -362,10 +359,14 @@ def apply_experts(
         SLOTS=num_slots, BLOCK_I=tiles.gate_up.rows, enable_fp_fusion=False,
         **compiled(tiles.gate_up, intermediate, width), **choosing,
     )  # fmt: skip
+    if groups.ids is not None:
+        down_of_one(hidden, w2, groups.ids, weights, num_tokens, out)
+        return out
+    slots = torch.empty((num_pairs, width), dtype=torch.float32, device=x.device)
     is_at_once = num_rows <= MOST_AT_ONCE and triton.cdiv(width, tiles.down.rows) <= MAX_COUNTERS
     launch(
         down_kernel, programs(tiles.down, width),
-        hidden, w2, groups.ids, groups.pairs, groups.bounds, slots, weights, num_tokens, out, counters(x.device),
+        hidden, w2, groups.pairs, groups.bounds, slots, weights, num_tokens, out, counters(x.device),
         num_rows, width, intermediate,
         SLOTS=num_slots, BLOCK_H=tiles.down.rows, ROWS=triton.next_power_of_2(num_rows) if is_at_once else 0,
         **compiled(tiles.down, width, intermediate),
