@@ -15,7 +15,7 @@ class Case(ABC):
     """A kernel at a size. One kernel computes the result, and no setting changes its bits, unless a case says otherwise."""
 
     __slots__ = ()
-    module: ModuleType
+    modules: tuple[ModuleType, ...]
 
     @property
     @abstractmethod

@@ -25,7 +25,7 @@ from benchmarks.kernel_settings import (
     linear_tiles,
 )
 from benchmarks.models import config_json
-from samebit.kernels.triton import attention, experts, linear
+from samebit.kernels.triton import attention, experts, linear, token_experts
 from samebit.layers.attention import HeadShape
 from samebit.models.inkling_config import InklingConfig, parse_config
 
@@ -91,7 +91,7 @@ class LinearCase(Case):
     product: Product
     rows: int
 
-    module = linear
+    modules = (linear,)
 
     @property
     def name(self) -> str:
@@ -140,7 +140,7 @@ class ExpertsCase(Case):
     config: InklingConfig
     rows: int
 
-    module = experts
+    modules = (experts, token_experts)
 
     @property
     def name(self) -> str:
@@ -221,7 +221,7 @@ class AttentionCase(Case):
     max_length: int
     page_size: int = 16
 
-    module = attention
+    modules = (attention,)
 
     @property
     def name(self) -> str:

@@ -36,7 +36,7 @@ class ConvCase(Case):
     start: int
     tokens: int
 
-    module = conv
+    modules = (conv,)
 
     @property
     def name(self) -> str:

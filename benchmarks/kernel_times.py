@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -106,7 +107,10 @@ def record_launches(case: Case, operands: Any, setting: Any) -> Recorded:
         made = empty(*args, **options)
         return made.fill_(torch.nan) if made.is_floating_point() else made
 
-    with patch.object(case.module, "launch", keep), patch.object(torch, "empty", poisoned):
+    with ExitStack() as patches:
+        for module in case.modules:
+            patches.enter_context(patch.object(module, "launch", keep))
+        patches.enter_context(patch.object(torch, "empty", poisoned))
         return Recorded(case.run(operands, setting), launches)
 
 
