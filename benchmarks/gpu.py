@@ -6,7 +6,8 @@
 
 First answers are compared (alone, in a batch, from captured steps, from eager ones), and only then is anything timed. A large
 copy and a large product tell what the device gives. A step's wall time is that of the engine; its device time is what passes
-between events around its graph, in further steps; what is left is the host's.
+between events around its graph, in further steps; what is left is the host's. Where a device waits for its host, that holds the time of
+the launch, too.
 """
 
 from __future__ import annotations
@@ -173,6 +174,8 @@ def graph_seconds(work: Callable[[], object]) -> list[float]:
     with patch.object(torch.cuda.CUDAGraph, "replay", between_events):
         work()
     torch.cuda.synchronize()
+    if not events:
+        raise SystemExit("no step launched a graph, so there is nothing whose time could be taken")
     return [begin.elapsed_time(end) / 1e3 for begin, end in events]
 
 
@@ -250,6 +253,8 @@ def transformers_rates(model: Path, rng: random.Random) -> dict[str, float]:
     raw = json.loads((model / "config.json").read_text())
     raw.setdefault("vision_config", {"num_hidden_layers": 3, "patch_size": 2, "temporal_patch_size": 2})
     raw.setdefault("audio_config", {"n_mel_bins": 1, "mel_vocab_size": 1})
+    # Transformers 5.17 takes the experts' width from this; later ones take it from either.
+    raw["text_config"]["moe_intermediate_size"] = raw["text_config"]["intermediate_size"]
     peer: Any = InklingForConditionalGeneration.from_pretrained(
         model, config=InklingConfig(**raw), dtype=torch.bfloat16, device_map="cuda"
     ).eval()

@@ -136,6 +136,8 @@ def without_values(value):
         return value.to(META)
     if isinstance(value, tuple):
         return tuple(without_values(item) for item in value)
+    if isinstance(value, int):
+        return value
     return replace(value, **{f.name: without_values(getattr(value, f.name)) for f in fields(value)})
 
 
