@@ -243,21 +243,9 @@ def _attention_operators(library: NativeLibrary) -> dict[str, Callable[..., Any]
         )  # fmt: skip
 
     def attention(
-        q: Tensor,
-        rel: Tensor,
-        rel_proj: Tensor,
-        tau: Tensor,
-        k_pages: Tensor,
-        v_pages: Tensor,
-        query_start: Tensor,
-        row_start: Tensor,
-        row_slots: Tensor,
-        page_table: Tensor,
-        longest: int,
-        window: int,
-        scale: float,
-        threads: int,
-    ) -> Tensor:
+        q: Tensor, rel: Tensor, rel_proj: Tensor, tau: Tensor, k_pages: Tensor, v_pages: Tensor, query_start: Tensor,
+        row_start: Tensor, row_slots: Tensor, page_table: Tensor, longest: int, window: int, scale: float, threads: int,
+    ) -> Tensor:  # fmt: skip
         (q, q_stride), (rel, rel_stride) = _rows(q), _rows(rel)
         check_dense(_FLOAT, rel_proj, tau, k_pages, v_pages)
         tokens, columns = q.shape
