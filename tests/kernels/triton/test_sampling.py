@@ -268,22 +268,22 @@ def test_blocks_and_warps_change_no_bits(device, monkeypatch):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("kind", ["normal", "ties", "banned"])
+@pytest.mark.parametrize("kind", ["normal", "banned"])
 def test_programs_that_share_a_row_change_no_bits(device, kind, monkeypatch):
     """Some have no token of theirs, some none that is kept; one row is not finite, and afterwards nobody is waited for."""
-    logits, cols = logits_of(kind, 6, 1100, 6), mixed_columns(6, 9)
-    logits[3, 700] = torch.nan
-    monkeypatch.setattr(sampling, "_config", lambda _: {"BLOCK": 128, "NARROW": 64, "num_warps": 4})
+    logits, cols = logits_of(kind, 4, 300, 6), mixed_columns(4, 9)
+    logits[3, 200] = torch.nan
+    monkeypatch.setattr(sampling, "_config", lambda _: {"BLOCK": 64, "NARROW": 64, "num_warps": 4})
     found = []
-    for few, most in [(16, 8), (16, 2), (16, 16), (0, 8)]:
+    for few, most in [(16, 8), (16, 2), (0, 8)]:
         monkeypatch.setattr(sampling, "FEW_ROWS", few)
         monkeypatch.setattr(sampling, "MOST_SHARES", most)
         found.append(sample(logits, cols, device))
         assert not counters(logits.to(device).device).any()
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
-            assert torch.equal(a[[0, 1, 2, 4, 5]], b[[0, 1, 2, 4, 5]])
-    assert [row for row, is_finite in enumerate(found[0][3].tolist()) if not is_finite] == [3]
+            assert torch.equal(a[:3], b[:3])
+    assert found[0][3].tolist() == [True] * 3 + [False]
 
 
 @pytest.mark.parametrize("vocab", [1, 5, 256, 600])
