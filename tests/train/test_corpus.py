@@ -6,11 +6,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
 
 from samebit.core.errors import CheckpointError, ConfigError
 from samebit.train import corpus
 from samebit.train.corpus import Package
-from samebit.train.tokens import DOCUMENT_START, SPECIAL_TOKENS, load_data, prepare, sentences, train_tokenizer
+from samebit.train.tokens import (
+    DOCUMENT_START,
+    SPECIAL_TOKENS,
+    load_data,
+    prepare,
+    sentences,
+    tokenizer_of,
+    train_tokenizer,
+)
 from tests.train.conftest import PROSE, VOCAB, tiny_corpus
 
 FEW = ("click", "packaging", "h11", "idna")
@@ -122,6 +131,24 @@ def test_the_budget_thins_whole_files(tmp_path):
     assert 0.3 * len(whole) < len(half) <= len(whole) // 2
     parts = {part.tobytes() for part in np.split(whole, np.flatnonzero(whole == 0))}
     assert all(part.tobytes() in parts for part in np.split(half, np.flatnonzero(half == 0)))
+
+
+def test_a_corpus_is_written_in_the_tokens_of_a_model(tmp_path, corpus_folder):
+    """As drafters need it whose target was trained on a corpus that is gone."""
+    own = tokenizer_of(corpus_folder)
+    prepare(tiny_corpus(), [], tmp_path, vocab_size=300, max_tokens=10**6, tokenizer=own)
+    found = load_data(tmp_path)
+    assert found.tokenizer.get_vocab() == own.get_vocab()
+    assert np.array_equal(found.train, load_data(corpus_folder).train)
+    assert json.loads((tmp_path / "manifest.json").read_text())["vocab_size"] == VOCAB
+
+
+def test_a_tokenizer_without_message_tokens_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json that can be read"):
+        tokenizer_of(tmp_path)
+    Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match=r"token 0 of its tokenizer is 'a', not '<\|endoftext\|>'"):
+        tokenizer_of(tmp_path)
 
 
 def test_sentences_are_whole_ones_of_docstrings_and_none_runs_over_a_heading():

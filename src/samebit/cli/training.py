@@ -21,13 +21,16 @@ def corpus(
     package: Annotated[list[str] | None, typer.Option(help="Only this one; may be given more than once.")] = None,
     max_files: Annotated[int | None, typer.Option(help="Most files of a package.", min=1)] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to train on.", min=1)] = 100_000_000,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A model whose tokenizer is taken, for its drafters (default: one is trained).")
+    ] = None,
     recipe: Recipe = "nano",
 ) -> None:
     """Prepare a corpus from permissively licensed packages and the standard library."""
     from samebit.train import command  # noqa: PLC0415 - loads torch
 
     with plain_errors():
-        command.prepare_corpus(folder, site or [], package or [], max_files, max_tokens, recipe)
+        command.prepare_corpus(folder, site or [], package or [], max_files, max_tokens, recipe, tokenizer)
 
 
 @train.command()
@@ -72,6 +75,9 @@ def drafter(
     own_share: Annotated[
         float | None, typer.Option(help="Share of steps on text of TARGET's own (default: the recipe's).", min=0, max=1)
     ] = None,
+    start: Annotated[
+        Path | None, typer.Option(help="A drafter's folder to start from where RUN/METHOD is empty; for one METHOD.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that write dialogues.", min=0)] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
@@ -81,7 +87,7 @@ def drafter(
     with plain_errors():
         command.train_drafters(
             target, data, run, method or ["dflash", "dspark"], recipe,
-            seconds=seconds, own_share=own_share, workers=workers, seed=seed,
+            seconds=seconds, own_share=own_share, start=start, workers=workers, seed=seed,
         )  # fmt: skip
 
 

@@ -12,13 +12,14 @@ from pathlib import Path
 import torch
 
 from samebit.core.errors import ConfigError
+from samebit.engine.model_source import resolve_model
 from samebit.train.corpus import collect
 from samebit.train.dialogues import talk
 from samebit.train.export import export
 from samebit.train.loop import HISTORY_FILE, STATE_FILE, Trainer, stage_seed
 from samebit.train.phases import Phases
 from samebit.train.recipe import RECIPES, Recipe
-from samebit.train.tokens import load_data, prepare, sentences
+from samebit.train.tokens import load_data, prepare, sentences, tokenizer_of
 from samebit.train.writers import WriterProcesses
 
 _NUM_TALKS = 200
@@ -27,17 +28,23 @@ _log = logging.getLogger(__name__)
 
 
 def prepare_corpus(
-    target: Path, sites: Sequence[Path], only: Sequence[str], max_files: int | None, max_tokens: int, recipe: str
+    target: Path,
+    sites: Sequence[Path],
+    only: Sequence[str],
+    max_files: int | None,
+    max_tokens: int,
+    recipe: str,
+    tokenizer_of_model: str | None,
 ) -> None:
-    """Collect, tokenise and write a corpus for a recipe's vocabulary."""
+    """Collect, tokenise and write a corpus for a recipe's vocabulary, or in the tokens of a model."""
     _show_log()
+    tokenizer = None if tokenizer_of_model is None else tokenizer_of(resolve_model(tokenizer_of_model))
     vocab_size = _recipe(recipe).raw["text_config"]["unpadded_vocab_size"]
     corpus = collect(sites, only, max_files=max_files)
     _log.info("%d packages, held out: %s", len(corpus.train), ", ".join(p.name for p in corpus.held_out))
     prose = sentences(corpus.train)
-    prepare(
-        corpus, [talk(seed, prose) for seed in range(_NUM_TALKS)], target, vocab_size=vocab_size, max_tokens=max_tokens
-    )
+    talks = [talk(seed, prose) for seed in range(_NUM_TALKS)]
+    prepare(corpus, talks, target, vocab_size=vocab_size, max_tokens=max_tokens, tokenizer=tokenizer)
     for path in sorted(target.iterdir()):
         _log.info("%10d bytes  %s", path.stat().st_size, path)
 

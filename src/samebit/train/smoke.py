@@ -42,7 +42,7 @@ def smoke(data: Path | None, run: Path | None) -> bool:
             raise ConfigError(f"{folder}: is not empty")
     with tempfile.TemporaryDirectory() as scratch, _one_thread():
         data, run = data or Path(scratch) / "data", run or Path(scratch) / "run"
-        prepare_corpus(data, [], _PACKAGES, _FILES_OF_EACH, 10**6, RECIPE)
+        prepare_corpus(data, [], _PACKAGES, _FILES_OF_EACH, 10**6, RECIPE, None)
         for number in range(1, len(RECIPES[RECIPE].stages) + 1):
             run_stage(data, run, number, RECIPE, start=None, workers=0, seconds=None, seed=0)
         losses = [_fresh_loss(data), *_losses(run)]

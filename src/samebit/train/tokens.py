@@ -60,16 +60,23 @@ class TrainingData:
 
 
 def prepare(
-    corpus: Corpus, talk: Sequence[str], folder: Path, *, vocab_size: int = VOCAB_SIZE, max_tokens: int
+    corpus: Corpus,
+    talk: Sequence[str],
+    folder: Path,
+    *,
+    vocab_size: int = VOCAB_SIZE,
+    max_tokens: int,
+    tokenizer: Tokenizer | None = None,
 ) -> None:
-    """Train the tokenizer on the corpus and `talk`, and write everything that `load_data` reads.
+    """Train a tokenizer of `vocab_size` on the corpus and `talk`, unless one is given, and write everything that `load_data` reads.
 
     At most `max_tokens` training tokens are kept, thinning every package alike by whole files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = [text for package in corpus.train for text in package.texts]
-    sample = [text for text in texts if _fraction(f"tokenizer: {text}") < _SAMPLE_SHARE] or texts
-    tokenizer = train_tokenizer([*sample, *talk], vocab_size)
+    if tokenizer is None:
+        sample = [text for text in texts if _fraction(f"tokenizer: {text}") < _SAMPLE_SHARE] or texts
+        tokenizer = train_tokenizer([*sample, *talk], vocab_size)
     tokenizer.save(str(folder / "tokenizer.json"))
     train, train_bytes = _encoded(tokenizer, texts, max_tokens)
     held_out, held_out_bytes = _encoded(tokenizer, [text for package in corpus.held_out for text in package.texts])
@@ -78,7 +85,7 @@ def prepare(
         (folder / f"{name}.u16.xz").write_bytes(lzma.compress(stream.tobytes(), filters=_FILTERS))
     (folder / "sentences.txt").write_text("\n".join(sentences(corpus.train)), encoding="utf-8")
     manifest = corpus.manifest() | {
-        "vocab_size": vocab_size,
+        "vocab_size": tokenizer.get_vocab_size(),
         "train_tokens": len(streams["train"]),
         "held_out_tokens": len(streams["held_out"]),
         "train_bytes_per_token": train_bytes / len(streams["train"]),
@@ -100,6 +107,24 @@ def load_data(folder: Path) -> TrainingData:
         )
     except (OSError, lzma.LZMAError) as error:
         raise ConfigError(f"{folder}: is not a prepared corpus ({error})") from error
+
+
+def tokenizer_of(model: Path) -> Tokenizer:
+    """That of a model's folder. Raises ConfigError without one, or if its first tokens are not those that dialogues are made of."""
+    try:
+        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    except Exception as error:  # the library has no kind of its own
+        raise ConfigError(f"{model}: has no tokenizer.json that can be read ({error})") from error
+    for number, token in enumerate(SPECIAL_TOKENS):
+        if tokenizer.token_to_id(token) != number:
+            raise ConfigError(
+                f"{model}: token {number} of its tokenizer is {tokenizer.id_to_token(number)!r}, not {token!r}"
+            )
+    if tokenizer.get_vocab_size() > 1 << 16:
+        raise ConfigError(
+            f"{model}: its tokenizer has {tokenizer.get_vocab_size()} tokens, more than the {1 << 16} of a stream"
+        )
+    return tokenizer
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -44,7 +44,16 @@ def trained(corpus_folder, target_folder, tmp_path_factory):
     run = tmp_path_factory.mktemp("drafters")
     began = time.monotonic()
     train_drafters(
-        str(target_folder), corpus_folder, run, METHODS, "toy", seconds=None, own_share=None, workers=0, seed=0
+        str(target_folder),
+        corpus_folder,
+        run,
+        METHODS,
+        "toy",
+        seconds=None,
+        own_share=None,
+        start=None,
+        workers=0,
+        seed=0,
     )
     models = {method: run / method / "model" for method in METHODS}
     return SimpleNamespace(run=run, models=models, seconds=time.monotonic() - began)

@@ -182,6 +182,35 @@ def test_a_run_goes_on_from_its_folder(trained, target_folder, data, tmp_path):
         DrafterTrainer(other, load_model(target_folder), tmp_path, ["dflash"], CPU)
 
 
+def test_a_run_starts_from_an_exported_drafter(trained, target_folder, tmp_path):
+    exported = trained.models["dflash"]
+
+    def start(methods, folder=exported):
+        return DrafterTrainer(RECIPE, load_model(target_folder), tmp_path, methods, CPU, start=folder)
+
+    (learner,) = start(["dflash"]).learners
+    stored = load_file(exported / "model.safetensors")
+    assert all(torch.equal(p, stored[name].float()) for name, p in learner.student.parameters.items())
+    assert learner.progress.steps == 0
+    # What has been trained in the folder since goes before.
+    learner.progress.steps = 5
+    with torch.no_grad():
+        learner.student.parameters["norm.weight"].add_(1)
+    learner.save()
+    (again,) = start(["dflash"]).learners
+    assert torch.equal(again.student.parameters["norm.weight"], stored["norm.weight"].float() + 1)
+    assert again.progress.steps == 5
+    for methods in (["dflash", "dspark"], ["mtp"]):
+        with pytest.raises(
+            ConfigError, match=rf"start=.*: is for one of dflash or dspark alone, not for {', '.join(methods)}"
+        ):
+            start(methods)
+    with pytest.raises(ConfigError, match="another shape"):
+        start(["dspark"])
+    with pytest.raises(ConfigError, match="holds no drafter to start from"):
+        start(["dspark"], tmp_path / "nowhere")
+
+
 def test_drafters_that_learn_side_by_side_are_those_that_learn_alone(target_folder, data, tmp_path):
     recipe = dataclasses.replace(RECIPE, steps=3)
     weights = []
@@ -197,17 +226,17 @@ def test_a_share_of_the_steps_is_text_of_the_targets_own(target_folder, data):
     source = OwnWriter(data, length=128, seed=1)
     feed = Feed(data, source, length=128, rows=4, dialogue_share=0.25, seed=1, device=CPU, ring_rows=16)
     own = Texts(RECIPE, target, feed, own_share=1.0, seed=0)
-    ids, weights = own.next()
-    assert ids.shape == (8, 64)
-    assert (weights == 1).all()
-    likeliest = target.logits(target(ids)[0]).argmax(-1)[:, 15:-1]
-    is_greedy = (ids[:, 16:] == likeliest).all(1)
-    for _ in range(3):
-        ids, _ = own.next()
-        is_greedy = torch.cat([is_greedy, (ids[:, 16:] == target.logits(target(ids)[0]).argmax(-1)[:, 15:-1]).all(1)])
+    ids, weights = (torch.cat(parts) for parts in zip(*(own.next() for _ in range(4)), strict=True))
+    assert ids.shape == weights.shape == (32, 64)
+    # A weight is that of the next token; of each row the first 16 to 32 are given, and the others written.
+    given = (weights < 1).sum(1) + 1
+    assert 16 <= int(given.min()) < int(given.max()) <= 32
+    assert all(bool((row.diff() >= 0).all()) for row in weights)
+    is_likeliest = ids[:, 1:] == target.logits(target(ids)[0]).argmax(-1)[:, :-1]
+    is_written = torch.arange(1, 64) >= given[:, None]
     # Sixteen rows, of which four are drawn, each used twice.
-    assert int(is_greedy.sum()) == 24
-    assert own.num_own_tokens == 16 * 48
+    assert int((is_likeliest | ~is_written).all(1).sum()) == 24
+    assert 2 * own.num_own_tokens == int(is_written.sum())
     none = Texts(RECIPE, target, feed, own_share=0.0, seed=0)
     assert {none.next()[0].shape for _ in range(20)} == {(8, 64), (4, 128)}
     assert none.num_own_tokens == 0

@@ -21,7 +21,7 @@ from samebit.train.drafters.loop import DrafterTrainer, Learner, read_history
 from samebit.train.drafters.recipe import BLOCK_METHODS, DrafterRecipe, block_config_json, drafter_recipe
 from samebit.train.layout import load_model
 from samebit.train.phases import Phases
-from samebit.train.tokens import TrainingData, load_data
+from samebit.train.tokens import TrainingData, load_data, tokenizer_of
 from samebit.train.writers import WriterProcesses
 
 MEASURES_FILE = "acceptance.json"
@@ -38,6 +38,7 @@ def train_drafters(
     *,
     seconds: float | None,
     own_share: float | None,
+    start: Path | None,
     workers: int | None,
     seed: int,
 ) -> None:
@@ -55,9 +56,9 @@ def train_drafters(
         folder = resolve_model(target_name)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         target = load_model(folder)
-        if target.config.unpadded_vocab_size != data.tokenizer.get_vocab_size():
+        if data.tokenizer.get_vocab() != tokenizer_of(folder).get_vocab():
             raise ConfigError(f"{data_folder}: its tokenizer is not that of {target_name}")
-        trainer = DrafterTrainer(recipe, target, run_folder, methods, device, seed=seed)
+        trainer = DrafterTrainer(recipe, target, run_folder, methods, device, start=start, seed=seed)
         phases.end("data and models")
         for learner in trainer.learners:
             size = sum(p.numel() for p in learner.student.parameters.values())

@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from samebit.core.errors import ConfigError
+from samebit.models.checkpoint import SINGLE_FILE
 from samebit.speculative.block_config import parse_block_config
 from samebit.train.drafters.block import BlockDrafter
-from samebit.train.drafters.recipe import LOSSES, METHODS, DrafterRecipe, block_config_json
+from samebit.train.drafters.recipe import BLOCK_METHODS, LOSSES, METHODS, DrafterRecipe, block_config_json
 from samebit.train.drafters.students import BlockStudent, DepthStudent, Student
 from samebit.train.drafters.texts import Texts
 from samebit.train.drafters.view import View, draw_anchors, view_of
@@ -64,24 +67,38 @@ class Learner:
         torch.save(state, partial)
         partial.replace(self.folder / STATE_FILE)
 
-    @torch.no_grad()
-    def restore(self, device: torch.device) -> None:
+    def restore(self, device: torch.device) -> bool:
         """Go on from the folder, if a run has ended there. Raises ConfigError if another shape was trained there."""
         path = self.folder / STATE_FILE
         if not path.is_file():
-            return
+            return False
         state = torch.load(path, map_location=device, weights_only=True)
-        shapes = {name: p.shape for name, p in self.student.parameters.items()}
-        if shapes != {name: p.shape for name, p in state["weights"].items()}:
-            raise ConfigError(f"{self.folder}: holds a drafter of another shape")
-        for name, parameter in self.student.parameters.items():
-            parameter.copy_(state["weights"][name])
+        self._take(state["weights"], self.folder)
         self.optimiser.load_state_dict(state["optimiser"])
         self.progress = Progress(**state["progress"])
+        return True
+
+    def start(self, model: Path) -> None:
+        """Take the weights of an exported drafter. Raises ConfigError if there is none of this shape."""
+        try:
+            weights = load_file(model / SINGLE_FILE)
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{model}: holds no drafter to start from ({error})") from error
+        self._take(weights, model)
+
+    @torch.no_grad()
+    def _take(self, weights: Mapping[str, Tensor], found_in: Path) -> None:
+        parameters = self.student.parameters
+        if {name: p.shape for name, p in parameters.items()} != {name: p.shape for name, p in weights.items()}:
+            raise ConfigError(f"{found_in}: holds a drafter of another shape")
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
 
 
 class DrafterTrainer:
-    """Drafters by `methods` for `target`, which it freezes; each is kept in a folder of its method's name in `folder`."""
+    """Drafters by `methods` for `target`, which it freezes; each is kept in a folder of its method's name in `folder`. Where that
+    is empty it starts from the exported drafter `start`, if that is given, which only a single block drafter can.
+    """
 
     def __init__(
         self,
@@ -91,10 +108,15 @@ class DrafterTrainer:
         methods: Sequence[str],
         device: torch.device,
         *,
+        start: Path | None = None,
         seed: int = 0,
     ) -> None:
-        """Raises ConfigError for a method that does not exist or does not fit the target."""
-        self._recipe, self._device, self._seed = recipe, device, seed
+        """Raises ConfigError for a method that does not exist, does not fit the target, or cannot start from `start`."""
+        if start is not None and (len(set(methods)) != 1 or methods[0] not in BLOCK_METHODS):
+            raise ConfigError(
+                f"start={start}: is for one of {' or '.join(BLOCK_METHODS)} alone, not for {', '.join(methods)}"
+            )
+        self._recipe, self._device, self._seed, self._start = recipe, device, seed, start
         self.target = target.to(device).eval().requires_grad_(False)
         if device.type == "cuda":
             torch.set_float32_matmul_precision("high")
@@ -176,7 +198,8 @@ class DrafterTrainer:
             student = BlockStudent(self.target, drafter, LOSSES[method])
         optimiser = Optimiser(student.parameters, self._recipe.rates[method])
         learner = Learner(method, student, optimiser, folder, Progress())
-        learner.restore(self._device)
+        if not learner.restore(self._device) and self._start is not None:
+            learner.start(self._start)
         return learner
 
     def _steps(

@@ -37,7 +37,8 @@ class BlockShape:
 
 @dataclass(frozen=True, slots=True)
 class OwnTexts:
-    """Text of the target's own: a `share` of the steps, in sequences of `length` tokens of which the first `prompt` are given.
+    """Text of the target's own: a `share` of the steps, in sequences of `length` tokens. Of these the first are given: as many as two
+    numbers say at least and at most (`prompt`), since what the target writes behind little context is not what it writes behind much.
 
     `rows` are written at a time, one in `drawn_every` drawn and the others greedy, and each is used `uses` times.
     """
@@ -45,7 +46,7 @@ class OwnTexts:
     share: float
     rows: int
     length: int
-    prompt: int
+    prompt: tuple[int, int]
     uses: int
     drawn_every: int = 4
 
@@ -152,7 +153,7 @@ DRAFTER_RECIPES: Mapping[str, DrafterRecipe] = {
         lengths=(512, 512, 512, 512, 512, 512, 1024, 2048),
         tokens_per_block=4,
         dialogue_share=0.25,
-        own=OwnTexts(share=0.75, rows=4096, length=512, prompt=64, uses=4),
+        own=OwnTexts(share=0.75, rows=4096, length=512, prompt=(64, 384), uses=4),
         measures=Measures(rows=64, prompt=256, new=192, distances=(250, 1000), probes=48, reply=48),
         # With what it takes to start, to write text and to measure below 400 s.
         seconds=320,
@@ -166,7 +167,7 @@ DRAFTER_RECIPES: Mapping[str, DrafterRecipe] = {
         lengths=(64, 128),
         tokens_per_block=8,
         dialogue_share=0.25,
-        own=OwnTexts(share=0.2, rows=16, length=64, prompt=16, uses=2),
+        own=OwnTexts(share=0.2, rows=16, length=64, prompt=(16, 32), uses=2),
         measures=Measures(rows=8, prompt=32, new=24, distances=(250,), probes=3, reply=24),
         seconds=30,
         steps=50,

@@ -18,6 +18,9 @@ from samebit.train.drafters.recipe import DrafterRecipe
 from samebit.train.feed import Feed
 from samebit.train.model import Inkling
 
+# Of a given token, where one that the target has written weighs 1: places to guess from are drawn by it.
+_PROMPT_WEIGHT = 0.1
+
 _log = logging.getLogger(__name__)
 
 Sequences = tuple[Tensor, Tensor]  # token ids [B, T] int64, weights [B, T] fp32: weights[:, t] is that of token t + 1
@@ -33,34 +36,34 @@ class Texts:
         self._recipe, self._target, self._feed, self._own_share = recipe, target, feed, own_share
         self._rng = random.Random(seed)
         self._generator = torch.Generator(target.weights["embed"].device).manual_seed(seed)
-        self._own: list[Tensor] = []
+        self._own: list[Sequences] = []
         self.num_own_tokens = 0
         self.own_seconds = 0.0
 
     def next(self) -> Sequences:
         """The next step's."""
         if self._rng.random() < self._own_share:
-            ids = self._next_own()
-            return ids, torch.ones_like(ids, dtype=torch.float32)
+            return self._next_own()
         batch, length = self._feed.batch(), self._rng.choice(self._recipe.lengths)
         return batch.token_ids.view(-1, length), batch.weights.view(-1, length)
 
-    def _next_own(self) -> Tensor:
+    def _next_own(self) -> Sequences:
         own = self._recipe.own
         if not self._own:
-            rows = self._written()
+            rows, weights = self._written()
             per_step = max(1, self._recipe.rows * self._recipe.row_length // own.length)
             for _ in range(own.uses):
                 order = torch.randperm(len(rows), device=rows.device, generator=self._generator)
-                self._own += torch.split(rows[order], per_step)
+                self._own += zip(*(torch.split(part[order], per_step) for part in (rows, weights)), strict=True)
         return self._own.pop()
 
-    def _written(self) -> Tensor:
-        """New text: rows that begin as the feed's do, most of them greedy."""
+    def _written(self) -> Sequences:
+        """New text: rows that begin as the feed's do, most of them greedy. What begins them weighs little."""
         own, began = self._recipe.own, time.monotonic()
         parts: list[Tensor] = []
+        least, most = own.prompt
         while sum(map(len, parts)) < own.rows:
-            parts.append(self._feed.batch().token_ids.view(-1, own.length)[:, : own.prompt])
+            parts.append(self._feed.batch().token_ids.view(-1, own.length)[:, :most])
         prompts = torch.cat(parts)[: own.rows]
         drawn = torch.arange(own.rows, device=prompts.device) % own.drawn_every == 0
         temperature = drawn.float()[:, None]
@@ -69,10 +72,11 @@ class Texts:
             noise = gumbel((logits.shape[0], logits.shape[1]), self._generator)
             return (logits + temperature * noise).argmax(-1)
 
-        lengths = torch.full((own.rows,), own.prompt)
+        lengths = torch.randint(least, most + 1, (own.rows,), generator=self._generator, device=prompts.device)
         found = continued(self._target, prompts, lengths, own.length, draw)
         seconds = time.monotonic() - began
-        self.num_own_tokens += own.rows * (own.length - own.prompt)
+        written = torch.arange(1, own.length + 1, device=prompts.device) >= lengths[:, None]
+        self.num_own_tokens += int(written[:, :-1].sum())
         self.own_seconds += seconds
         _log.info("%d rows of %d tokens written by the target in %.1f s", own.rows, own.length, seconds)
-        return found
+        return found, torch.where(written, 1.0, _PROMPT_WEIGHT)
