@@ -152,7 +152,7 @@ class ExpertsCase(Case):
 
     @property
     def parts(self) -> dict[str, tuple[str, ...]]:
-        return {"gate_up": ("gate_up_kernel",), "down": ("down_kernel", "down_of_one_kernel")}
+        return {"gate_up": ("gate_up_kernel",), "down": ("down_kernel", "down_of_tokens_kernel")}
 
     @property
     def num_experts(self) -> int:

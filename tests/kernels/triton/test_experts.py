@@ -7,7 +7,7 @@ import torch
 
 from samebit.kernels.composed import in_order
 from samebit.kernels.triton import experts, token_experts
-from samebit.kernels.triton.experts import DEEP, MOST_AT_ONCE, TILES, mixture, moe, tiles_of
+from samebit.kernels.triton.experts import DEEP, MOST_AT_ONCE, TILES, is_ungrouped, mixture, moe, tiles_of
 from samebit.kernels.triton.last import counters
 from samebit.kernels.triton.launch import num_launches
 from samebit.kernels.triton.linear import pack_linear
@@ -17,7 +17,7 @@ from tests.kernels.cases import ints, normal
 
 BF16_ERROR = 2e-2  # of a row's largest value: two roundings of inputs of a sum, and one of the result
 EVERY_TILE = [(dtype, tiles) for dtype, table in TILES.items() for _, tiles in table]
-EVERY_TILE_OF_ONE = [(dtype, tile) for dtype, tiles in token_experts.TILES.items() for tile in tiles]
+EVERY_TILE_OF_FEW = [(dtype, tile) for dtype, tiles in token_experts.TILES.items() for tile in tiles]
 ANY_PAIRS = 1 << 20
 """More pairs than any case has."""
 EVERY_TILE += [(dtype, replace(TILES[dtype][-1][1], gate_up=tile)) for dtype, tile in DEEP.items()]
@@ -73,27 +73,38 @@ def test_a_tile_does_not_change_experts(device, monkeypatch, dtype, tile):
     case = Case(device, dtype, 20, 256, 64, routed=2, shared=1, top_k=1)
     expected = case()
     monkeypatch.setattr(experts, "tiles_of", lambda *_: tile)
+    monkeypatch.setattr(experts, "is_ungrouped", lambda tokens, *_: tokens == 1)
     assert torch.equal(case(), expected)
     for tokens in (1, MOST_AT_ONCE):
         assert torch.equal(case(slice(tokens)), expected[:tokens])
 
 
-@pytest.mark.parametrize(("dtype", "tile"), EVERY_TILE_OF_ONE)
+@pytest.mark.parametrize(("dtype", "tile"), EVERY_TILE_OF_FEW)
 @pytest.mark.parametrize(("shared", "top_k"), [(0, 1), (2, 4), (4, 5), (12, 5)])
-def test_a_tile_does_not_change_a_token_alone(device, monkeypatch, dtype, tile, shared, top_k):
+def test_a_tile_does_not_change_few_tokens(device, monkeypatch, dtype, tile, shared, top_k):
     # Slots that are no power of two, and more than the narrowest product has tokens; no tile's columns divide 67.
-    case = Case(device, dtype, 9, 67, 64, shared=shared, top_k=top_k)
-    together = case()
+    case = Case(device, dtype, 5, 67, 64, shared=shared, top_k=top_k)
+    with monkeypatch.context() as grouping:
+        grouping.setattr(experts, "is_ungrouped", lambda *_: False)
+        together = case()
     monkeypatch.setattr(token_experts, "tile_of", lambda *_: tile)
-    for token in (0, 8):
-        assert torch.equal(case(slice(token, token + 1)), together[token : token + 1])
+    monkeypatch.setattr(experts, "is_ungrouped", lambda *_: True)
+    for rows in (slice(4, 5), slice(1, 3)):
+        assert torch.equal(case(rows), together[rows])
 
 
-def test_a_token_alone_has_large_tiles_where_they_make_enough_programs():
+def test_few_tokens_have_large_tiles_where_they_make_enough_programs():
     large, small = token_experts.TILES[torch.bfloat16]
-    assert tile_of(2048, 8, torch.bfloat16) == tile_of(4096, 8, torch.bfloat16) == large
-    assert tile_of(256, 4, torch.bfloat16) == small
+    assert tile_of(1, 2048, 8, torch.bfloat16) == tile_of(1, 4096, 8, torch.bfloat16) == large
+    assert tile_of(1, 256, 4, torch.bfloat16) == tile_of(8, 256, 4, torch.bfloat16) == small
+    assert tile_of(16, 256, 4, torch.bfloat16) == large
     assert [columns_of(large, slots) for slots in (1, 6, 8, 9, 200)] == [128, 16, 16, 8, 1]
+
+
+def test_tokens_are_not_grouped_where_each_tile_has_a_multiprocessor_of_its_own():
+    assert [is_ungrouped(tokens, 4, 112) for tokens in (0, 1, 8, 12, 13)] == [True] * 4 + [False]
+    assert [is_ungrouped(tokens, 8, 768) for tokens in (1, 2)] == [True, False]
+    assert is_ungrouped(1, 8, 4096)
 
 
 def test_tiles_are_deep_where_each_has_a_multiprocessor_of_its_own():
@@ -108,14 +119,16 @@ def test_the_number_of_programs_does_not_change_experts(device, monkeypatch, act
     case = Case(device, activation, 20, 36, 33)
     expected = case()
     monkeypatch.setattr(experts, "num_programs", lambda *_: programs)
+    # Programs of few tokens choose, too; the last of a thousand have no tile.
+    few = 3
+    logits, bias = normal(7, 1, few, 7).to(device), normal(8, 5).to(device) / 10
+    live, operands = ints(few).to(device), (case.w13, case.w2, case.inner, 1)
+    wanted = moe(case.x[:few], *route(logits[0], bias, 2, 2, 1.5, 1), live, *operands)
+    assert torch.equal(mixture(case.x[:few], logits, bias, 2, 2, 1.5, live, *operands), wanted)
+    monkeypatch.setattr(experts, "is_ungrouped", lambda tokens, *_: tokens == 1)
     assert torch.equal(case(), expected)
     for tokens in (1, MOST_AT_ONCE):
         assert torch.equal(case(slice(tokens)), expected[:tokens])
-    # A single token's programs choose, too; the last of a thousand has no tile.
-    logits, bias = normal(7, 1, 1, 7).to(device), normal(8, 5).to(device) / 10
-    one, operands = ints(1).to(device), (case.w13, case.w2, case.inner, 1)
-    wanted = moe(case.x[:1], *route(logits[0], bias, 2, 2, 1.5, 1), one, *operands)
-    assert torch.equal(mixture(case.x[:1], logits, bias, 2, 2, 1.5, one, *operands), wanted)
 
 
 def test_bfloat16_experts_give_the_bits_of_their_float32_copy(device):
@@ -134,7 +147,9 @@ def test_everybody_may_choose_the_same_experts(device, activation):
     assert together.abs().amax(-1).min() > 0
 
 
-def test_padding_tokens_run_no_expert_and_give_zeros(device, activation):
+@pytest.mark.parametrize("is_grouped", [True, False])
+def test_padding_tokens_run_no_expert_and_give_zeros(device, activation, monkeypatch, is_grouped):
+    monkeypatch.setattr(experts, "is_ungrouped", lambda *_: not is_grouped)
     case = Case(device, activation, 8, 20, 17, routed=2, shared=1, top_k=1)
     clean = case(slice(5))
     case.x[5:] = torch.nan
@@ -150,7 +165,8 @@ def test_padding_tokens_run_no_expert_and_give_zeros(device, activation):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in the interpreter
 @pytest.mark.parametrize(("shared", "top_k"), [(2, 2), (1, 1), (0, 5)])
-def test_a_token_alone_has_the_bits_that_it_has_among_many(device, activation, shared, top_k):
+def test_a_token_alone_has_the_bits_that_it_has_among_many(device, activation, monkeypatch, shared, top_k):
+    monkeypatch.setattr(experts, "is_ungrouped", lambda tokens, *_: tokens == 1)
     case = Case(device, activation, 20, 100, 33, shared=shared)
     logits, bias = normal(7, 1, 20, 5 + shared).to(device), normal(8, 5).to(device) / 10
 
@@ -199,19 +215,24 @@ def test_tokens_may_be_rows_of_a_wider_tensor(device, activation):
 
 @pytest.mark.parametrize(("tokens", "live"), [(1, 1), (4, 3), (3, 0), (20, 20)])
 def test_few_tokens_take_fewer_launches_and_have_the_same_bits(device, activation, tokens, live, monkeypatch):
+    """Routed, grouped and added up by themselves; routed and grouped at once; added up at once; both; and not grouped at all."""
     case = Case(device, activation, tokens, 100, 33)
     logits, bias = normal(7, tokens, 7).to(device), normal(8, 5).to(device) / 10
     ids, weights = route(logits, bias, 2, 2, 1.5, 1)
     num_tokens, operands = ints(live).to(device), (case.w13, case.w2, case.inner, 1)
     found = []
-    for pairs, rows in [(0, 0), (ANY_PAIRS, 0), (0, MOST_AT_ONCE), (ANY_PAIRS, MOST_AT_ONCE)]:
+    ways = [
+        (0, 0, False), (ANY_PAIRS, 0, False), (0, MOST_AT_ONCE, False), (ANY_PAIRS, MOST_AT_ONCE, False),
+        (0, 0, True), (ANY_PAIRS, 0, True),
+    ]  # fmt: skip
+    for pairs, rows, is_free in ways if tokens <= MOST_AT_ONCE else ways[:4]:
         monkeypatch.setattr(experts, "FEW_PAIRS", pairs)
         monkeypatch.setattr(experts, "MOST_AT_ONCE", rows)
+        monkeypatch.setattr(experts, "is_ungrouped", lambda *_, is_free=is_free: is_free)
         before = num_launches()
         found.append(mixture(case.x, logits[None], bias, 2, 2, 1.5, num_tokens, *operands))
-        # Nobody groups or adds up what one token chose, and if it is one of few, it chooses in the first product.
-        routing = {0: 1 if tokens == 1 else 2, ANY_PAIRS: 0 if tokens == 1 else 1}[pairs]
-        assert num_launches() - before == routing + 2 + (tokens > max(rows, 1))
+        routing = {0: 2, ANY_PAIRS: 1}[pairs] - is_free
+        assert num_launches() - before == routing + 2 + (tokens > rows and not is_free)
     assert all(torch.equal(other, found[0]) for other in found)
     assert torch.equal(found[0], moe(case.x, ids, weights, num_tokens, *operands))
     assert (found[0][:live] != 0).any(-1).all()

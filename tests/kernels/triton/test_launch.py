@@ -34,7 +34,7 @@ def test_all_steps_of_an_engine_can_be_compiled_whatever_memory_holds_and_change
         "convolve_kernel",
         "convolve_heads_kernel",
         "down_kernel",
-        "down_of_one_kernel",
+        "down_of_tokens_kernel",
         "sample_kernel",
     }
     assert {*wanted, "joined_bytes_kernel"} < set(found["kernels"])

@@ -7,9 +7,10 @@ from samebit.kernels import torch_set
 from samebit.kernels.composed import in_order
 from samebit.kernels.triton.experts import apply_experts
 from samebit.kernels.triton.launch import launch, num_launches
-from samebit.kernels.triton.routing import Choice, assign, group, group_kernel, route
+from samebit.kernels.triton.routing import Choice, assign, group, group_kernel, route, ungrouped
 from tests.kernels.cases import ints, normal
 
+MOST_CHOSEN = 2  # tokens that are tried without groups
 NEAR_TIE = 1e-5  # scores closer than this may be ordered otherwise by another exponential
 SIZES = [(8, 2, 2), (13, 0, 6), (64, 2, 6), (1, 1, 1), (130, 3, 9)]  # experts, shared ones, experts of a token
 
@@ -74,44 +75,48 @@ def test_pairs_are_grouped_by_expert_in_their_order(device, block):
 
 
 def assigned(logits, bias, top_k, shared, scale, num_tokens):
-    """What ``assign`` gives; a single token's experts and weights are what the experts' first product leaves behind."""
+    """What ``assign`` gives."""
+    return assign(Choice(logits, bias, top_k, shared, scale), num_tokens)
+
+
+def chosen(logits, bias, top_k, shared, scale):
+    """Experts and weights of tokens that are not grouped: what the experts' first product leaves behind."""
     choice = Choice(logits, bias, top_k, shared, scale)
-    groups, weights = assign(choice, num_tokens)
-    if groups.choice is not None:
-        x = torch.ones(1, 16, device=logits.device)
-        w13, w2 = (torch.ones(choice.num_experts, *shape, device=x.device) for shape in ((32, 16), (16, 16)))
-        apply_experts(x, groups, weights, num_tokens, w13, w2, 16)
-    return groups, weights
+    groups, weights = ungrouped(choice)
+    x = torch.ones(logits.shape[1], 16, device=logits.device)
+    w13, w2 = (torch.ones(choice.num_experts, *shape, device=x.device) for shape in ((32, 16), (16, 16)))
+    apply_experts(x, groups, weights, ints(len(x)).to(x.device), w13, w2, 16)
+    return groups.ids, weights
 
 
 def parts(groups):
-    """The pairs of each expert; of a single token, the expert of each pair."""
-    if groups.ids is not None:
-        return groups.ids.flatten().tolist()
+    """The pairs of each expert."""
     return [groups.pairs[start:stop].tolist() for start, stop in groups.bounds.tolist()]
 
 
 def check_assignment(logits, bias, top_k, shared, live):
-    """``assigned`` has the groups and the bits of ``route`` and ``group``."""
+    """``assigned`` has the groups and the bits of ``route`` and ``group``, and ``chosen`` its experts and bits."""
     num_tokens = ints(live).to(logits.device)
     ids, wanted = route(logits, bias, top_k, shared, 2.5, 1)
     groups, weights = assigned(logits[None], bias, top_k, shared, 2.5, num_tokens)
     assert parts(groups) == parts(group(ids, num_tokens, len(bias) + shared))
     assert torch.equal(weights[:live], wanted[:live])
+    if len(logits) <= MOST_CHOSEN:
+        own_ids, own_weights = chosen(logits[None], bias, top_k, shared, 2.5)
+        assert torch.equal(own_ids, ids)
+        assert torch.equal(own_weights, wanted)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7, 33])
 @pytest.mark.parametrize(("num_experts", "shared", "top_k"), SIZES)
-def test_few_tokens_are_routed_and_grouped_alike_in_one_launch_and_a_single_one_in_none(
-    device, tokens, num_experts, shared, top_k
-):
+def test_few_tokens_are_routed_and_grouped_alike_in_one_launch(device, tokens, num_experts, shared, top_k):
     fused = normal(1, tokens, num_experts + shared + 9).to(device) * 3
     logits, bias = fused[:, 5 : 5 + num_experts + shared], normal(2, num_experts).to(device) / 10
     for live in {tokens, tokens // 2}:
         check_assignment(logits, bias, top_k, shared, live)
     before = num_launches()
     assign(Choice(logits[None], bias, top_k, shared, 2.5), ints(tokens).to(device))
-    assert num_launches() == before + (tokens > 1)
+    assert num_launches() == before + 1
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 33])
@@ -125,6 +130,10 @@ def test_logits_are_added_up_in_order_by_who_needs_them(device, tokens, num_expe
     wanted_groups, wanted = assigned(in_order(addends)[None], bias, top_k, shared, 2.5, num_tokens)
     assert parts(groups) == parts(wanted_groups)
     assert torch.equal(weights, wanted)
+    if tokens <= MOST_CHOSEN:
+        ids, own = chosen(addends, bias, top_k, shared, 2.5)
+        assert torch.equal(own, wanted)
+        assert torch.equal(ids, route(in_order(addends), bias, top_k, shared, 2.5, 1)[0])
 
 
 def test_ties_among_few_tokens_go_to_the_lower_expert(device):
@@ -143,10 +152,10 @@ def test_few_tokens_that_are_not_finite_have_the_experts_that_many_would_have(de
     groups, weights = assigned(logits[None], bias, 4, 2, 1.0, num_tokens)
     assert parts(groups) == parts(group(ids, num_tokens, 12))
     assert torch.equal(weights.nan_to_num(-1), wanted.nan_to_num(-1))
-    for token in (2, 4):
-        alone, weights = assigned(logits[None, token : token + 1], bias, 4, 2, 1.0, ints(1).to(device))
-        assert parts(alone) == ids[token].tolist()
-        assert torch.equal(weights[0].nan_to_num(-1), wanted[token].nan_to_num(-1))
+    for tokens in (slice(2, 3), slice(4, 6)):
+        own_ids, weights = chosen(logits[None, tokens], bias, 4, 2, 1.0)
+        assert torch.equal(own_ids, ids[tokens])
+        assert torch.equal(weights.nan_to_num(-1), wanted[tokens].nan_to_num(-1))
 
 
 def test_experts_of_padding_are_nobodys(device):

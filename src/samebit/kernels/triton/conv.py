@@ -126,7 +126,10 @@ def convolve_kernel(
     IS_SPARSE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr,
     SCAN: tl.constexpr, ROW_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program for each batch row, then one for each BLOCK_T tokens, most of which find nothing to do if IS_SPARSE."""
+    """A program for each batch row, then one for each BLOCK_T tokens, most of which find nothing to do if IS_SPARSE.
+
+    The first BLOCK_K tokens of a batch row are kept at once.
+    """
     program = tl.program_id(0)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
     # With a norm, the tile has the norm's shape, and a row's token is its first row: loads of the others are masked.
@@ -176,7 +179,8 @@ def _run(
     normed_out = out if norm is None else torch.empty_like(out, dtype=norm.dtype)
     extra = x if residual is None else residual
     assert extra.stride(1) == 1, extra.stride()
-    tile = tile_of(tokens, num_rows, channels) if norm is None else normed_tile(channels)
+    usual = tile_of(tokens, num_rows, channels)
+    tile = usual if norm is None else normed_tile(channels)
     launch(
         convolve_kernel,
         (num_rows + triton.cdiv(tokens, tile.tokens), triton.cdiv(channels, tile.channels)),
@@ -184,7 +188,7 @@ def _run(
         normed_out, tokens, num_rows, entry_tag.shape[0], x.stride(0), extra.stride(0), 0.0 if norm is None else norm.eps,
         TAPS=history + 1, CHANNELS=channels, IS_SHIFT=taps is None, HAS_RESIDUAL=residual is not None,
         HAS_NORM=norm is not None, IS_SPARSE=tokens <= history * num_rows, BLOCK_T=tile.tokens, BLOCK_C=tile.channels,
-        BLOCK_K=max(tile.tokens, FEW.tokens), BLOCK_H=triton.next_power_of_2(history), SCAN=SCAN, ROW_BLOCK=ROW_BLOCK,
+        BLOCK_K=max(tile.tokens, usual.tokens), BLOCK_H=triton.next_power_of_2(history), SCAN=SCAN, ROW_BLOCK=ROW_BLOCK,
         num_warps=tile.num_warps, maxnreg=tile.registers, enable_fp_fusion=False,
     )  # fmt: skip
     return out, normed_out

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from samebit.kernels.triton.conv import FEW, INDEX, NORMED_REGISTERS, NORMED_WARPS, SCAN, VECTOR, short_conv
+from samebit.kernels.triton.conv import INDEX, NORMED_REGISTERS, NORMED_WARPS, SCAN, VECTOR, short_conv, tile_of
 from samebit.kernels.triton.conv_programs import convolve_later_tokens, convolve_row, places
 from samebit.kernels.triton.index import ROW_BLOCK
 from samebit.kernels.triton.launch import launch
@@ -147,7 +147,8 @@ def conv_heads(
         kv, taps, rows, row_tags, *index, q, q_gain, k_gain, out, k_pages, v_pages, page_tags, *stamps, tokens, num_rows,
         entry_tag.shape[0], kv.stride(0), eps, TAPS=history + 1, Q_STRIDE=q.stride(0), PAGE_STRIDE=k_pages.stride(0),
         HEAD_STRIDE=k_pages.stride(1), ROW_STRIDE=k_pages.stride(2), PAGE_SIZE=page_size, HEADS=heads, KV_HEADS=kv_heads,
-        WIDTH=width, IS_SPARSE=tokens <= history * num_rows, ROWS=tile_rows, BLOCK_K=FEW.tokens,
+        WIDTH=width, IS_SPARSE=tokens <= history * num_rows, ROWS=tile_rows,
+        BLOCK_K=tile_of(tokens, num_rows, width).tokens,
         BLOCK_H=triton.next_power_of_2(history), SCAN=SCAN, ROW_BLOCK=ROW_BLOCK, num_warps=num_warps,
         maxnreg=NORMED_REGISTERS, enable_fp_fusion=False,
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """Mixtures of experts: the two products of each expert over the tokens that chose it, and the sum over a token's experts.
 
 A fixed number of programs walk the tiles that the counts on the device ask for. Sums run as in ``linear``, so a tile's shape is free; a
-token's slots are added in their order; those of a single token are multiplied and added in ``token_experts``. Knows nothing of layers;
-how experts are chosen is ``routing``'s.
+token's slots are added in their order. Few tokens are not grouped: each of their slots is a tile, and they are multiplied by the second
+weights and added up in ``token_experts``. Knows nothing of layers; how experts are chosen is ``routing``'s.
 """
 
 from dataclasses import dataclass, replace
@@ -17,13 +17,13 @@ from samebit.kernels.composed import in_order
 from samebit.kernels.triton.last import MAX_COUNTERS, PAST_L1, counters, is_last
 from samebit.kernels.triton.launch import dot_dtype, launch, num_programs
 from samebit.kernels.triton.linear import BLOCK_K, ENOUGH_PROGRAMS, chain, whole_span
-from samebit.kernels.triton.routing import FEW_PAIRS, Choice, Groups, assign, expert_of, group, route, weigh
-from samebit.kernels.triton.token_experts import down_of_one
+from samebit.kernels.triton.routing import FEW_PAIRS, Choice, Groups, assign, expert_of, group, route, ungrouped, weigh
+from samebit.kernels.triton.token_experts import down_of_tokens
 
 COMBINE_BLOCK = 1024
 """Columns of a token that one program adds up."""
 MOST_AT_ONCE = 4
-"""Two and up to so many tokens are added up by the programs of the second product, columns by whoever finishes them last."""
+"""Up to so many tokens that are grouped are added up by the programs of the second product, columns by whoever finishes them last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,32 +62,37 @@ TILES = {
 
 DEEP = {torch.bfloat16: Tile(16, 64, 2, 4, 4, 2)}
 """The first product's where there are so few tiles that each has a multiprocessor of its own, and all of its shared memory."""
+UNGROUPED_ROWS = 64
+"""Weight rows of such a tile."""
 
 
 def tiles_of(num_pairs: int, num_experts: int, intermediate: int, dtype: torch.dtype) -> Tiles:
     """The tiles for so many pairs; their shapes change no bits."""
     tiles = next(tiles for least, tiles in TILES[dtype] if num_pairs >= least * num_experts)
     deep = DEEP.get(dtype)
-    if deep and most_tiles(deep, num_pairs, num_experts, intermediate) <= ENOUGH_PROGRAMS:
+    if deep and most_tiles(deep, num_pairs, num_experts) * triton.cdiv(intermediate, deep.rows) <= ENOUGH_PROGRAMS:
         return replace(tiles, gate_up=deep)
     return tiles
 
 
-def most_tiles(tile: Tile, num_pairs: int, num_experts: int, num_out: int) -> int:
-    """Tiles of a product, however pairs are spread: every expert that has pairs fills all of its tiles but one."""
-    of_pairs: int = min(num_pairs, triton.cdiv(num_pairs, tile.tokens) + num_experts)
-    of_outputs: int = triton.cdiv(num_out, tile.rows)
-    return of_pairs * of_outputs
+def most_tiles(tile: Tile, num_pairs: int, num_experts: int) -> int:
+    """Tiles of grouped pairs, however these are spread: every expert that has pairs fills all of its tiles but one."""
+    most: int = min(num_pairs, triton.cdiv(num_pairs, tile.tokens) + num_experts)
+    return most
+
+
+def is_ungrouped(num_tokens: int, num_slots: int, intermediate: int) -> bool:
+    """Whether each slot is a tile of its own: those of a single token, and of more where each tile has a multiprocessor of its own."""
+    of_outputs: int = triton.cdiv(intermediate, UNGROUPED_ROWS)
+    return num_tokens == 1 or num_tokens * num_slots * of_outputs <= ENOUGH_PROGRAMS
 
 
 @triton.jit
-def tiles_of_experts(
-    ids, bounds, SLOTS: tl.constexpr, EXPERTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr
-):
+def tiles_of_experts(ids, bounds, num_pairs, EXPERTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr):
     """The number of token tiles, and what ``find_tile`` looks at: per expert, the bounds of its pairs and the number of tiles up to and with it.
 
-    Each slot of one token is a tile. That changes no bits, as a tile has the same shape, and an element the same chain over K, whatever
-    else is in the tile.
+    Each pair that is not grouped is a tile. That changes no bits, as a tile has the same shape, and an element the same chain over K,
+    whatever else is in the tile.
     """
     if ids is None:
         expert = tl.arange(0, WIDTH)
@@ -97,7 +102,7 @@ def tiles_of_experts(
         up_to = tl.cumsum(tiles, 0)
         num_tiles, known = tl.max(up_to, 0), (start, stop, tiles, up_to)
     else:
-        num_tiles, known = SLOTS, ids  # nothing else is known
+        num_tiles, known = num_pairs, ids  # nothing else is known
     return num_tiles, known
 
 
@@ -122,13 +127,14 @@ def pairs_at(pairs, at, end):
     return at if pairs is None else tl.load(pairs + at, mask=at < end, other=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def gate_up_kernel(
     x,
     w13,
     ids,
     pairs,
     bounds,
+    num_pairs,
     hidden,
     x_stride,
     inner,
@@ -146,6 +152,7 @@ def gate_up_kernel(
     logits=None,
     bias=None,
     weights=None,
+    stride=None,
     part_stride=None,
     scale=None,
     PARTS: tl.constexpr = None,
@@ -158,23 +165,25 @@ def gate_up_kernel(
 ):
     """silu(gate) * up of the tokens of grouped pairs: rows of ``hidden`` [places, I] in the order of the groups; TILES are those of I.
 
-    With ``logits``, those of a single token, its experts are found here. The last program, which has no tile where all programs run
-    at once, writes the ``weights`` and ``ids`` of its slots for later launches.
+    With ``logits``, those of tokens that are not grouped, their experts are found here. The last programs, which have no tile where
+    all programs run at once, write the ``weights`` and ``ids`` of a token's slots each for later launches.
     """
-    if logits is not None:  # noqa: SIM102 - this is known to the compiler, the next line to the program
-        if tl.program_id(0) == tl.num_programs(0) - 1:
+    if logits is not None:
+        for token in range(tl.num_programs(0) - 1 - tl.program_id(0), num_pairs // SLOTS, tl.num_programs(0)):
             weigh(
-                logits, bias, weights, ids, 0, 0, part_stride, scale,
+                logits, bias, weights, ids, token, stride, part_stride, scale,
                 PARTS, ROUTED, TOP_K, SHARED, ROUTED_WIDTH, SLOTS_WIDTH, THREADS,
             )  # fmt: skip
-    num_tiles, known = tiles_of_experts(ids, bounds, SLOTS, EXPERTS, WIDTH, BLOCK_T)
+    num_tiles, known = tiles_of_experts(ids, bounds, num_pairs, EXPERTS, WIDTH, BLOCK_T)
     place = tl.arange(0, BLOCK_K)[None, :]
     for item in range(tl.program_id(0), num_tiles * TILES, tl.num_programs(0)):
         tile = item // TILES
         if logits is None:
             expert, first, end = find_tile(tile, known, ids, EXPERTS, WIDTH, BLOCK_T)
         else:
-            chosen = expert_of(tile, logits, bias, part_stride, PARTS, ROUTED, TOP_K, ROUTED_WIDTH, THREADS)
+            chosen = expert_of(
+                tile % SLOTS, logits, bias, tile // SLOTS, stride, part_stride, PARTS, ROUTED, TOP_K, ROUTED_WIDTH, THREADS
+            )  # fmt: skip
             expert, first, end = chosen.to(tl.int64), tile, tile + 1
         i = (item % TILES) * BLOCK_I + tl.arange(0, BLOCK_I)
         at = first + tl.arange(0, BLOCK_T)
@@ -252,7 +261,7 @@ def down_kernel(
 
     With ROWS, at least ``num_rows``, the program that finishes the last tile of some columns adds up the slots of all tokens there.
     """
-    num_tiles, known = tiles_of_experts(None, bounds, SLOTS, EXPERTS, WIDTH, BLOCK_T)
+    num_tiles, known = tiles_of_experts(None, bounds, None, EXPERTS, WIDTH, BLOCK_T)
     # Where all tokens are padding, one tile of none gives them their zeros.
     num_tiles = tl.maximum(num_tiles, 1)
     # Asked for before it is needed, so that the last program does not wait for it.
@@ -297,11 +306,14 @@ def mixture(
     intermediate: int,
     threads: int,
 ) -> Tensor:
-    """``moe`` of the experts and weights that ``route`` gives; few tokens are routed and grouped in one launch, a single one in none."""
+    """``moe`` of the experts and weights that ``route`` gives; few tokens are routed and grouped in one launch, very few in none."""
     if x.shape[0] * (top_k + num_shared) > FEW_PAIRS:
         expert_ids, weights = route(in_order(logits), bias, top_k, num_shared, scale, threads)
         return moe(x, expert_ids, weights, num_tokens, w13, w2, intermediate, threads)
-    groups, weights = assign(Choice(logits, bias, top_k, num_shared, scale), num_tokens)
+    choice = Choice(logits, bias, top_k, num_shared, scale)
+    groups, weights = (
+        ungrouped(choice) if is_ungrouped(x.shape[0], choice.num_slots, intermediate) else assign(choice, num_tokens)
+    )
     return apply_experts(x, groups, weights, num_tokens, w13, w2, intermediate)
 
 
@@ -319,7 +331,10 @@ def moe(
 
     ``expert_ids`` of live tokens are below E; those of padding may be anything.
     """
-    groups = group(expert_ids, num_tokens, w13.shape[0])
+    if is_ungrouped(expert_ids.shape[0], expert_ids.shape[1], intermediate):
+        groups = Groups(expert_ids.numel(), ids=expert_ids)
+    else:
+        groups = group(expert_ids, num_tokens, w13.shape[0])
     return apply_experts(x, groups, weights, num_tokens, w13, w2, intermediate)
 
 
@@ -343,7 +358,8 @@ def apply_experts(
     dot = {"BLOCK_K": BLOCK_K[x.dtype], "DOT": dot_dtype(x.dtype)}
 
     def programs(tile: Tile, num_out: int, others: int = 0) -> tuple[int]:
-        most = most_tiles(tile, num_pairs, num_experts, num_out) + others
+        of_pairs = most_tiles(tile, num_pairs, num_experts) if groups.ids is None else num_pairs
+        most = of_pairs * triton.cdiv(num_out, tile.rows) + others
         return (min(num_programs(x.device, tile.programs), most),)
 
     def compiled(tile: Tile, num_out: int, num_in: int) -> dict[str, Any]:
@@ -354,13 +370,13 @@ def apply_experts(
 
     choosing = {} if groups.choice is None else groups.choice.arguments(weights, tiles.gate_up.num_warps)
     launch(
-        gate_up_kernel, programs(tiles.gate_up, intermediate, others=1 if choosing else 0),
-        x, w13, groups.ids, groups.pairs, groups.bounds, hidden, x.stride(0), intermediate, width,
+        gate_up_kernel, programs(tiles.gate_up, intermediate, others=num_rows if choosing else 0),
+        x, w13, groups.ids, groups.pairs, groups.bounds, num_pairs, hidden, x.stride(0), intermediate, width,
         SLOTS=num_slots, BLOCK_I=tiles.gate_up.rows, enable_fp_fusion=False,
         **compiled(tiles.gate_up, intermediate, width), **choosing,
     )  # fmt: skip
     if groups.ids is not None:
-        down_of_one(hidden, w2, groups.ids, weights, num_tokens, out)
+        down_of_tokens(hidden, w2, groups.ids, weights, num_tokens, out)
         return out
     slots = torch.empty((num_pairs, width), dtype=torch.float32, device=x.device)
     is_at_once = num_rows <= MOST_AT_ONCE and triton.cdiv(width, tiles.down.rows) <= MAX_COUNTERS

@@ -2,8 +2,8 @@
 
 Pairs of a token and a slot are grouped by expert, in order and without a sort. For few tokens all of it is one launch: an expert's
 program finds the tokens that chose it from their logits, by how many experts come before it, while a token's program finds its
-weights. A single token needs no launch at all: whoever computes one of its slots finds the expert in this way. For many tokens the
-experts of a token are picked one by one, once. All come down to the same scores and weights, so what they round is what is written:
+weights. Very few, or one, are not grouped and need no launch at all: whoever computes a slot finds its expert in this way. For many
+tokens the experts of a token are picked one by one, once. All come down to the same scores and weights, so what they round is what is written:
 products and sums are not fused. Knows no products.
 """
 
@@ -53,6 +53,7 @@ class Choice:
             "logits": self.logits,
             "bias": self.bias,
             "weights": weights,
+            "stride": self.logits.stride(1),
             "part_stride": self.logits.stride(0),
             "scale": self.scale,
             "PARTS": self.logits.shape[0],
@@ -69,8 +70,8 @@ class Choice:
 class Groups:
     """The pairs of expert e: from place ``bounds`` [E, 2] int32 [e, 0] to [e, 1] of ``pairs`` int32, ascending; other places hold anything.
 
-    Of a single token there are only ``ids``, the experts of its slots, int32: each pair is at its own place. Padding's may be anything.
-    With a ``choice``, they and the token's weights are still to be found.
+    Of tokens that are not grouped there are only ``ids`` [T, slots] int32, the experts of their slots: each pair is at its own place.
+    Padding's may be anything. With a ``choice``, they and the tokens' weights are still to be found.
     """
 
     num_places: int
@@ -196,8 +197,6 @@ def group(expert_ids: Tensor, num_tokens: Tensor, num_experts: int) -> Groups:
     """The pairs of ``expert_ids`` [T, slots] int32, of the first ``num_tokens`` [1] tokens, by expert; one's follow another's."""
     num_rows, slots = expert_ids.shape
     assert expert_ids.is_contiguous(), expert_ids.stride()
-    if num_rows == 1:
-        return Groups(slots, ids=expert_ids)
     pairs = torch.empty(num_rows * slots, dtype=torch.int32, device=expert_ids.device)
     bounds = torch.empty((num_experts, 2), dtype=torch.int32, device=expert_ids.device)
     block, num_warps = SCAN[pairs.shape[0] > SCAN[0][0]]
@@ -241,11 +240,11 @@ def ranked(
 
 @triton.jit
 def expert_of(
-    slot, logits, bias, part_stride,
+    slot, logits, bias, row, stride, part_stride,
     PARTS: tl.constexpr, ROUTED: tl.constexpr, TOP_K: tl.constexpr, WIDTH: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    """The expert of a slot of a single token, whatever its logits are."""
-    expert, _, rank = ranked(logits, bias, 0, 0, part_stride, PARTS, ROUTED, WIDTH, THREADS)
+    """The expert of a slot of one token, whatever its logits are."""
+    expert, _, rank = ranked(logits, bias, row, stride, part_stride, PARTS, ROUTED, WIDTH, THREADS)
     return tl.where(slot < TOP_K, tl.sum(tl.where(rank == slot, expert, 0), 0), ROUTED + slot - TOP_K)
 
 
@@ -273,8 +272,8 @@ def weigh(
     shared = load_sums(logits, row * stride + ROUTED + slot - TOP_K, is_shared, part_stride, PARTS)
     expert, logit, rank = ranked(logits, bias, row, stride, part_stride, PARTS, ROUTED, WIDTH, THREADS)
     if ids is not None:
-        tl.store(ids + rank, expert, mask=rank < TOP_K)
-        tl.store(ids + slot, ROUTED + slot - TOP_K, mask=is_shared)
+        tl.store(ids + row * (TOP_K + SHARED) + rank, expert, mask=rank < TOP_K)
+        tl.store(ids + row * (TOP_K + SHARED) + slot, ROUTED + slot - TOP_K, mask=is_shared)
     raw = tl.sum(tl.where(rank[:, None] == slot[None, :], logit[:, None], 0.0), 0)
     weight = weights_of(tl.where(slot < TOP_K, raw, shared), slot, scale, TOP_K + SHARED)
     tl.store(weights + row * (TOP_K + SHARED) + slot, weight, mask=slot < TOP_K + SHARED)
@@ -329,27 +328,28 @@ def assign_kernel(
 
 
 def assign(choice: Choice, num_tokens: Tensor) -> tuple[Groups, Tensor]:
-    """``route`` and ``group`` of its ids in one launch: the groups, each at its own T places, and the weights [T, slots] fp32.
-
-    For a single token nothing is launched: the weights are for whoever chooses to fill.
-    """
+    """``route`` and ``group`` of its ids in one launch: the groups, each at its own T places, and the weights [T, slots] fp32."""
     logits, num_experts = choice.logits, choice.num_experts
     num_rows = logits.shape[1]
     weights = torch.empty((num_rows, choice.num_slots), dtype=torch.float32, device=logits.device)
-
-    def places(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.int32, device=logits.device)
-
-    if num_rows == 1:
-        return Groups(choice.num_slots, ids=places(choice.num_slots), choice=choice), weights
-    pairs, bounds = places(num_experts * num_rows), places(num_experts, 2)
+    pairs, bounds = (
+        torch.empty(shape, dtype=torch.int32, device=logits.device)
+        for shape in (num_experts * num_rows, (num_experts, 2))
+    )
     # A thread for each expert that is compared with the others.
     num_warps = max(1, min(16, triton.next_power_of_2(choice.bias.shape[0]) // 32))
     launch(
         assign_kernel,
         (num_rows + num_experts if num_rows else 0,),
-        num_tokens=num_tokens, pairs=pairs, bounds=bounds, num_rows=num_rows, stride=logits.stride(1),
+        num_tokens=num_tokens, pairs=pairs, bounds=bounds, num_rows=num_rows,
         BLOCK=min(FEW_BLOCK, triton.next_power_of_2(num_rows)), num_warps=num_warps, enable_fp_fusion=False,
         **choice.arguments(weights, num_warps),
     )  # fmt: skip
     return Groups(pairs.shape[0], pairs, bounds), weights
+
+
+def ungrouped(choice: Choice) -> tuple[Groups, Tensor]:
+    """No groups of tokens whose choice is still to be made, and room for their weights [T, slots] fp32, which whoever makes it fills."""
+    shape, device = (choice.logits.shape[1], choice.num_slots), choice.logits.device
+    ids, weights = (torch.empty(shape, dtype=dtype, device=device) for dtype in (torch.int32, torch.float32))
+    return Groups(ids.numel(), ids=ids, choice=choice), weights

@@ -1,4 +1,4 @@
-"""The experts' second product for a single token: a program has some columns of all its slots, and adds them up itself.
+"""The experts' second product for few tokens: a program has some columns of all slots of one, and adds them up itself.
 
 A tile has the weight rows of those columns, one after the other for each column's slots, and the hidden rows of all slots; of a weight
 row's products only that with its own slot's hidden row is wanted. Sums run as in ``linear``, and slots are added in their order as in
@@ -33,11 +33,11 @@ TILES = {
 """By activation dtype, the largest first; a multiprocessor has room for two programs of each."""
 
 
-def tile_of(width: int, num_slots: int, dtype: torch.dtype) -> Tile:
+def tile_of(num_tokens: int, width: int, num_slots: int, dtype: torch.dtype) -> Tile:
     """The largest tile that makes enough programs, else the smallest; its shape changes no bits."""
     *larger, smallest = TILES[dtype]
     for tile in larger:
-        if triton.cdiv(width, columns_of(tile, num_slots)) >= ENOUGH_PROGRAMS:
+        if num_tokens * triton.cdiv(width, columns_of(tile, num_slots)) >= ENOUGH_PROGRAMS:
             return tile
     return smallest
 
@@ -49,7 +49,7 @@ def columns_of(tile: Tile, num_slots: int) -> int:
 
 
 @triton.jit(do_not_specialize_on_alignment=["num_tokens"])
-def down_of_one_kernel(
+def down_of_tokens_kernel(
     hidden,
     w2,
     ids,
@@ -68,18 +68,20 @@ def down_of_one_kernel(
     EVEN_K: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """The weighted sum over slots of rows of ``hidden`` [slots, I] times their experts' second weights: BLOCK_H columns of ``out`` [1, H]."""
+    """The weighted sum over a token's slots of its rows of ``hidden`` [T * slots, I] times their experts' second weights: BLOCK_H columns of ``out`` [T, H]."""
+    token = tl.program_id(1)
+    first = token * SLOTS
     # What is needed last is asked for first, so that nobody waits for it.
     live, factors = tl.load(num_tokens), tl.tuple(())
     for i in tl.static_range(SLOTS):
-        factors += (tl.load(weights + i),)
+        factors += (tl.load(weights + first + i),)
     row, place = tl.arange(0, BLOCK_H * SLOTS_WIDTH), tl.arange(0, BLOCK_T)
     # Slots are next to each other, so that those of a column meet within a warp.
     slot, h = row % SLOTS_WIDTH, tl.program_id(0) * BLOCK_H + row // SLOTS_WIDTH
     # Padding's may be any number. A slot or column that is not there is another one: its sums are not looked at.
-    expert = tl.minimum(tl.load(ids + tl.minimum(slot, SLOTS - 1)).to(tl.uint32), EXPERTS - 1).to(tl.int64)
+    expert = tl.minimum(tl.load(ids + first + tl.minimum(slot, SLOTS - 1)).to(tl.uint32), EXPERTS - 1).to(tl.int64)
     matrix = w2 + (expert * width + tl.minimum(h, width - 1))[:, None] * num_in
-    inputs = hidden + place[:, None] * num_in
+    inputs = hidden + (first + place)[:, None] * num_in
     total = chain(
         matrix, inputs, (place < SLOTS)[:, None], num_in,
         BLOCK_H * SLOTS_WIDTH, BLOCK_T, BLOCK_K, SPAN, EVEN_K, DOT,
@@ -94,21 +96,21 @@ def down_of_one_kernel(
         sums = tl.fma(factors[i], value, sums)
     column = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     # What padding's slots hold is not told from numbers.
-    sums = tl.where(live > 0, sums, 0.0)
-    tl.store(out + column, sums.to(out.dtype.element_ty), mask=column < width)
+    sums = tl.where(live > token, sums, 0.0)
+    tl.store(out + token * width + column, sums.to(out.dtype.element_ty), mask=column < width)
 
 
-def down_of_one(hidden: Tensor, w2: Tensor, ids: Tensor, weights: Tensor, num_tokens: Tensor, out: Tensor) -> None:
-    """Fill ``out`` [1, H] with the sum over slots of ``weights`` [1, slots] times rows of ``hidden`` [slots, I] times ``w2`` [E, H, I] of ``ids``.
+def down_of_tokens(hidden: Tensor, w2: Tensor, ids: Tensor, weights: Tensor, num_tokens: Tensor, out: Tensor) -> None:
+    """Fill ``out`` [T, H] with each token's sum over slots of ``weights`` [T, slots] times rows of ``hidden`` [T * slots, I] times ``w2`` [E, H, I] of ``ids``.
 
-    All are dense; zeros if ``num_tokens`` [1] is 0, whatever the others hold.
+    All are dense; zeros from ``num_tokens`` [1] on, whatever the others hold there.
     """
     num_experts, width, num_in = w2.shape
-    num_slots = weights.shape[1]
-    tile = tile_of(width, num_slots, hidden.dtype)
+    num_rows, num_slots = weights.shape
+    tile = tile_of(num_rows, width, num_slots, hidden.dtype)
     columns, slots_width = columns_of(tile, num_slots), triton.next_power_of_2(num_slots)
     launch(
-        down_of_one_kernel, (triton.cdiv(width, columns),),
+        down_of_tokens_kernel, (triton.cdiv(width, columns), num_rows),
         hidden, w2, ids, weights, num_tokens, out, width, num_in,
         SLOTS=num_slots, EXPERTS=num_experts, SLOTS_WIDTH=slots_width, BLOCK_H=columns, BLOCK_T=max(16, slots_width),
         BLOCK_K=BLOCK_K[hidden.dtype], SPAN=whole_span(tile.span, num_in, hidden.dtype),
