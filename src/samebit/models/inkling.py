@@ -186,7 +186,8 @@ class Scaling:
     """The factors of a step's scores: those of `scaling_table` at `positions` [T], for full layers and for windows."""
 
     def __init__(self, table: Tensor, positions: Tensor) -> None:
-        self._none, self._full = table.index_select(1, positions).unbind()
+        # Not an `index_select`, which on a GPU walks few indices one after the other.
+        self._none, self._full = table.gather(1, positions.expand(2, -1)).unbind()
 
     def of(self, is_window: bool) -> Tensor:
         """[T] fp32 for layers of a kind."""
