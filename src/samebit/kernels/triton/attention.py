@@ -23,6 +23,8 @@ from samebit.kernels.triton.softmax import LOG2_E, add_keys, add_run, no_keys
 
 SHORT_BLOCK_M = 16
 """Query rows of a tile where a batch row has few."""
+SEVERAL_ROWS = 16
+"""Batch rows that a program looks through at once, at least, where there is more than one."""
 NO_WINDOW = 2**30
 """Longer than any sequence."""
 MAX_WIDTH = 256
@@ -362,7 +364,7 @@ def attend(
             HEAD_STRIDE=k_pages.stride(1), ROW_STRIDE=k_pages.stride(2), PAGE_SIZE=page_size,
             BLOCK_M=block_m, BLOCK_N=tiling.block_n, BLOCK_D=block_d, CHUNK=chunk,
             SHORT_ROWS=tiling.short_rows, SPLIT_ABOVE=tiling.split_above, IS_LONG=is_long,
-            BLOCK_B=max(16, triton.next_power_of_2(num_rows)), DOT=dot_dtype(k_pages.dtype),
+            BLOCK_B=max(1 if num_rows == 1 else SEVERAL_ROWS, triton.next_power_of_2(num_rows)), DOT=dot_dtype(k_pages.dtype),
             **table_shape(d_rel, group, block_m, tiling.block_n),
             num_warps=tiling.long_warps if is_long else tiling.short_warps,
             num_stages=num_stages, enable_fp_fusion=False,

@@ -169,9 +169,9 @@ def gate_up_kernel(
     all programs run at once, write the ``weights`` and ``ids`` of a token's slots each for later launches.
     """
     if logits is not None:
-        for token in range(tl.num_programs(0) - 1 - tl.program_id(0), num_pairs // SLOTS, tl.num_programs(0)):
+        for weighed in range(tl.num_programs(0) - 1 - tl.program_id(0), num_pairs // SLOTS, tl.num_programs(0)):
             weigh(
-                logits, bias, weights, ids, token, stride, part_stride, scale,
+                logits, bias, weights, ids, weighed, stride, part_stride, scale,
                 PARTS, ROUTED, TOP_K, SHARED, ROUTED_WIDTH, SLOTS_WIDTH, THREADS,
             )  # fmt: skip
     num_tiles, known = tiles_of_experts(ids, bounds, num_pairs, EXPERTS, WIDTH, BLOCK_T)
