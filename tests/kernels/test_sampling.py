@@ -159,7 +159,7 @@ def test_draws_follow_the_distribution(kernels):
 def test_greedy_takes_the_lowest_id_among_equals(kernels):
     logits = torch.tensor([[1.0, 3.0, -0.0, 3.0, 3.0]])
     tokens, _, ranks, _ = kernels.sample(logits, columns(1, temperature=0.0))
-    assert tokens.tolist() == [1]
+    assert tokens.tolist() == kernels.draw(logits, columns(1, temperature=0.0)).tolist() == [1]
     assert ranks.tolist() == [1]
 
 
@@ -168,6 +168,7 @@ def test_top_k_keeps_the_lowest_ids_among_equals(kernels):
     logits[:, 3] = -0.0
     tokens = kernels.sample(logits, columns(64, top_k=5))[0]
     assert set(tokens.tolist()) == {0, 1, 2, 3, 4}
+    assert torch.equal(kernels.draw(logits, columns(64, top_k=5)), tokens)
 
 
 def test_top_p_stops_at_exactly_its_mass_and_min_p_keeps_exactly_its_share(kernels):

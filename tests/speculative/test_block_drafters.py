@@ -96,10 +96,10 @@ class WatchedKernels:
     def __getattr__(self, name):
         return getattr(self._kernels, name)
 
-    def sample(self, logits, columns):
+    def draw(self, logits, columns):
         copies = {field.name: getattr(columns, field.name).clone() for field in fields(columns)}
         self.calls.append((logits.clone(), SampleColumns(**copies)))
-        return self._kernels.sample(logits, columns)
+        return self._kernels.draw(logits, columns)
 
     def last_block(self, num_drafts) -> tuple[torch.Tensor, list[SampleColumns]]:
         """Logits [D, V] of the block drawn last, which one call or D calls drew."""

@@ -93,6 +93,10 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
             None, threads,
         )  # fmt: skip
 
+    def draw(*arguments: Any) -> Tensor:
+        tokens: Tensor = operators["sample"](*arguments)[0]
+        return tokens
+
     def turn_heads(
         x: Tensor, gains: Tensor, eps: float, positions: Tensor, cos: Tensor, sin: Tensor, threads: int
     ) -> Tensor:
@@ -109,6 +113,7 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
         "conv_heads": conv_heads,
         "add_norm": add_norm,
         "turn_heads": turn_heads,
+        "draw": draw,
     }
 
 

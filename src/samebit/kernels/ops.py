@@ -58,6 +58,8 @@ SCHEMAS: Mapping[str, str] = {
     "joined_bytes": "(Tensor[] parts) -> Tensor",
     "sample": "(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seed, "
     "Tensor sample_index, Tensor position, Tensor target, int threads) -> (Tensor, Tensor, Tensor, Tensor)",
+    "draw": "(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seed, Tensor sample_index, "
+    "Tensor position, Tensor target, int threads) -> Tensor",
     "top_logprobs": "(Tensor logits, int n, int threads) -> (Tensor, Tensor)",
 }
 
@@ -99,6 +101,7 @@ def _shapes_only(name: str) -> Callable[..., Any]:
         "joined_bytes": lambda parts: parts[0].new_empty(sum(part.shape[0] for part in parts)),
         "joined_sums": lambda x, y: x[0].new_empty(x[0].shape[0], len(x) * x[0].shape[1]),
         "sample": sample,
+        "draw": lambda logits, *_: logits.new_empty(logits.shape[0], dtype=torch.int32),
         "top_logprobs": top_logprobs,
     }
     return functions.get(name, lambda x, *_: x.new_empty(x.shape))

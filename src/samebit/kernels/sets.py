@@ -384,11 +384,13 @@ class KernelSet:
         infinity returns token 0, an unspecified logprob and rank, and finite = False; ban a token with a large
         negative logit such as -1e30, not with -inf.
         """
-        tokens, logprobs, ranks, finite = self._ops.sample(
-            logits, cols.temperature, cols.top_k, cols.top_p, cols.min_p, cols.seed, cols.sample_index,
-            cols.position, cols.target, self.num_threads,
-        )  # fmt: skip
+        tokens, logprobs, ranks, finite = self._ops.sample(logits, *cols.tensors, self.num_threads)
         return tokens, logprobs, ranks, finite
+
+    def draw(self, logits: Tensor, cols: SampleColumns) -> Tensor:
+        """The ids that ``sample`` draws, [L] int32, alone."""
+        tokens: Tensor = self._ops.draw(logits, *cols.tensors, self.num_threads)
+        return tokens
 
     def top_logprobs(self, logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """The ``n`` likeliest tokens of each row of [L, V] with their log-softmax, descending, ties to the lower id."""

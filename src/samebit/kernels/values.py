@@ -209,7 +209,14 @@ class SampleColumns:
 
     def part(self, rows: slice) -> "SampleColumns":
         """The settings of some rows that follow one another."""
-        return SampleColumns(*(getattr(self, name)[rows] for name in self.__slots__))
+        return SampleColumns(*(column[rows] for column in self.tensors))
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them, in order."""
+        return (
+            self.temperature, self.top_k, self.top_p, self.min_p, self.seed, self.sample_index, self.position, self.target
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

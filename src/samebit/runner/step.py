@@ -165,7 +165,7 @@ def _draw_edited(
         rows = _own_rows(inputs.mask_samples, first, num_rows)
         allowed = _bits(inputs.mask_words.view(rows.shape[0], -1), logits.shape[1])
         edited.index_copy_(0, rows, torch.where(allowed, edited[rows], BANNED_LOGIT))
-    drawn = kernels.sample(edited[:num_rows], columns)[0]
+    drawn = kernels.draw(edited[:num_rows], columns)
     return replace(columns, target=torch.where(columns.target < 0, drawn, columns.target))
 
 

@@ -137,7 +137,7 @@ class BlockDrafter:
         by_guess = hidden[:, self.block.first_guess :].transpose(0, 1)
         if self._parts.markov is None:
             # Nothing asks for the tokens before: the confidence head looks them up in the Markov head's table.
-            tokens = before = self._kernels.sample(logits, columns)[0].view(by_guess.shape[:2])
+            tokens = before = self._kernels.draw(logits, columns).view(by_guess.shape[:2])
         else:
             by_guess = by_guess.contiguous()
             drawn = self._drawn_in_turn(self._parts.markov, by_guess, logits, steps.last_tokens, columns)
@@ -167,7 +167,7 @@ class BlockDrafter:
         for k in range(self.max_drafts):
             rows = slice(k * num_rows, (k + 1) * num_rows)
             added, past = markov(tokens[-1], hidden[k], past)
-            tokens.append(self._kernels.sample(logits[rows] + added, columns.part(rows))[0])
+            tokens.append(self._kernels.draw(logits[rows] + added, columns.part(rows)))
         return torch.stack(tokens)
 
     def _place(self, layer: int, state: PoolPart) -> tuple[KvPool, int]:

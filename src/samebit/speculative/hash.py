@@ -52,7 +52,7 @@ class HashDrafter:
         token_ids, tokens = steps.last_tokens, []
         for ahead in range(self.max_drafts):
             words = self._twin.forward(steps.at(self._kernels, ahead, token_ids), state).final
-            drawn = self._kernels.sample(self._twin.logits(words), steps.columns(ahead + 1))[0]
+            drawn = self._kernels.draw(self._twin.logits(words), steps.columns(ahead + 1))
             is_miss = ((words[:, 0] >> MISS_SHIFT) % MISS_EVERY) == 0
             token_ids = torch.where(is_miss, (drawn + 1) % self._twin.vocab_size, drawn)
             tokens.append(token_ids)

@@ -97,7 +97,7 @@ class MtpDrafter:
         for ahead in range(self.max_drafts):
             index = steps.at(self._kernels, ahead, token_ids)
             hidden = self._run(index, unknown, ahead, state)
-            token_ids = self._kernels.sample(self._target.logits(hidden), steps.columns(ahead + 1))[0]
+            token_ids = self._kernels.draw(self._target.logits(hidden), steps.columns(ahead + 1))
             tokens.append(token_ids)
         return Proposals(torch.stack(tokens, dim=1), steps.no_opinion)
 

@@ -279,7 +279,9 @@ def test_programs_that_share_a_row_change_no_bits(device, kind, monkeypatch):
         monkeypatch.setattr(sampling, "FEW_ROWS", few)
         monkeypatch.setattr(sampling, "MOST_SHARES", most)
         found.append(sample(logits, cols, device))
-        assert not counters(logits.to(device).device).any()
+        drawn = sampling.draw(logits.to(device), *settings_of(cols, device), 1)
+        assert torch.equal(drawn.cpu(), found[-1][0])
+        assert not counters(drawn.device).any()
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
             assert torch.equal(a[:3], b[:3])

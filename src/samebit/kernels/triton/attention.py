@@ -35,7 +35,8 @@ MAX_WIDTH = 256
 class Tiling:
     """How work is cut, and how kernels are compiled. ``block_n`` and the chunks fix the order of sums; the rest changes no bits.
 
-    A layer's keys are summed in chunks of ``window_chunk`` if it has a window, else of ``chunk``; both are multiples of ``block_n``.
+    A layer's keys are summed in chunks of ``window_chunk`` if it has a window or rows are blocks of guesses, else of ``chunk``; both are
+    multiples of ``block_n``.
     Batch rows of at most ``short_rows`` query rows for each KV head have tiles of 16; of these, rows are split by chunks that have
     more than ``split_above`` times as many as fall to a program, while there are at most ``max_partials`` partial results of
     tiles, each of 16 * (head width + 2) floats. Others have tiles of ``long_block_m``, or less where a token has few query rows.
@@ -56,9 +57,9 @@ class Tiling:
     long_stages: int = 3
     long_programs: int = 8
 
-    def chunk_of(self, window: int) -> int:
+    def chunk_of(self, window: int, block_tokens: int) -> int:
         """Keys of a chunk."""
-        return self.window_chunk if window else self.chunk
+        return self.window_chunk if window or block_tokens else self.chunk
 
     def long_tile(self, width: int, d_rel: int, group: int, itemsize: int, room: int) -> tuple[int, int]:
         """Query rows and stages of long tiles: the most that `room` bytes of shared memory hold, and two stages rather than many rows."""
@@ -333,7 +334,7 @@ def attend(
     group, d_rel = q.shape[1] // width // kv_heads, rel_proj.shape[0]
     out = torch.empty(num_tokens, q.shape[1], dtype=k_pages.dtype, device=q.device)
     block_d = max(16, triton.next_power_of_2(width))
-    chunk, programs = tiling.chunk_of(window), num_programs(q.device, tiling.short_programs)
+    chunk, programs = tiling.chunk_of(window, rows.block_tokens), num_programs(q.device, tiling.short_programs)
     assert chunk % tiling.block_n == 0
     most_keys = min(table_width * page_size, window + tiling.short_rows if window else NO_WINDOW)
     most_chunks = triton.cdiv(most_keys, chunk) + bool(window) + bool(rows.block_tokens)

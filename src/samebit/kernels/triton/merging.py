@@ -10,7 +10,7 @@ import triton.language as tl
 from samebit.kernels.triton.last import PAST_L1, is_last
 from samebit.kernels.triton.softmax import merge, merge_tops
 
-FEW_ROWS = tl.constexpr(4)
+FEW_ROWS, SOME_ROWS = tl.constexpr(4), tl.constexpr(8)
 """Query rows of a tile up to which twice as many chunks are loaded together."""
 
 
@@ -52,6 +52,11 @@ def share_tile(
             merge_tile(
                 out, partial_sums, partial_scales, partial, parts, first, count, tile, head, GROUP, KV_HEADS, WIDTH,
                 BLOCK_M, BLOCK_D, FEW_ROWS, 8,
+            )  # fmt: skip
+        elif count * GROUP <= SOME_ROWS:
+            merge_tile(
+                out, partial_sums, partial_scales, partial, parts, first, count, tile, head, GROUP, KV_HEADS, WIDTH,
+                BLOCK_M, BLOCK_D, SOME_ROWS, 8,
             )  # fmt: skip
         else:
             merge_tile(

@@ -110,11 +110,16 @@ def sample_kernel(
     tokens, logprobs, ranks, finite, shares, counter,
     V: tl.constexpr, BLOCK: tl.constexpr, NARROW: tl.constexpr, SHARES: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
-    """SHARES programs for each row, each of which takes SHARE tokens; ``shares`` [2, rows, SHARES] int64 are masses and best places."""
+    """SHARES programs for each row, each of which takes SHARE tokens; ``shares`` [2, rows, SHARES] int64 are masses and best places.
+
+    Without ``logprobs`` only ``tokens`` are wanted.
+    """
+    IS_SCORED: tl.constexpr = logprobs is not None
     at, share = tl.program_id(0) // SHARES, tl.program_id(0) % SHARES
     row, num_rows = logits + at.to(tl.int64) * stride, tl.num_programs(0) // SHARES
     best, is_finite = _survey(row, V, BLOCK)
-    tl.store(finite + at, is_finite.to(tl.int8))
+    if IS_SCORED:
+        tl.store(finite + at, is_finite.to(tl.int8))
     if is_finite:
         heat, wanted = tl.load(temperature + at), tl.load(target + at)
         top, first = value((best >> 32).to(tl.int32)), share * SHARE
@@ -127,26 +132,32 @@ def sample_kernel(
                 last = last_kept(row, heat, tl.div_rn(top, heat), k, p, least, V, BLOCK, NARROW)
             draw, which, where = tl.load(seed + at), tl.load(sample_index + at), tl.load(position + at)
             best = _draw(row, heat, last, draw, which, where, first, end, V, BLOCK)
-        total, is_ready = _mass(row, top, first, end, V, BLOCK), True
+        if IS_SCORED:
+            total = _mass(row, top, first, end, V, BLOCK)
+        is_ready = True
         if SHARES > 1:
             own, all_shares = shares + at * SHARES, tl.arange(0, SHARES)
-            tl.store(own + share, total)
+            if IS_SCORED:
+                tl.store(own + share, total)
             tl.store(own + num_rows * SHARES + share, best)
             is_ready = is_last(counter + at, SHARES)
-            total = tl.sum(tl.load(own + all_shares, cache_modifier=PAST_L1))
+            if IS_SCORED:
+                total = tl.sum(tl.load(own + all_shares, cache_modifier=PAST_L1))
             best = tl.max(tl.load(own + num_rows * SHARES + all_shares, cache_modifier=PAST_L1))
         if is_ready:
             token = token_at(best, V)
             if wanted >= 0:
                 token = wanted
-            x = tl.load(row + token, mask=token < V, other=0.0)
             tl.store(tokens + at, token)
-            tl.store(logprobs + at, x - top - _log_total(total))
-            tl.store(ranks + at, _rank(row, place(x, token, V), V, BLOCK))
+            if IS_SCORED:
+                x = tl.load(row + token, mask=token < V, other=0.0)
+                tl.store(logprobs + at, x - top - _log_total(total))
+                tl.store(ranks + at, _rank(row, place(x, token, V), V, BLOCK))
     else:
         tl.store(tokens + at, 0)
-        tl.store(logprobs + at, 0.0)
-        tl.store(ranks + at, 1)
+        if IS_SCORED:
+            tl.store(logprobs + at, 0.0)
+            tl.store(ranks + at, 1)
 
 
 @triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["ids", "logprobs"])
@@ -193,20 +204,45 @@ def sample(
     threads: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``KernelSet.sample``. A target that is no token is not found out: that would wait for the device."""
-    rows, vocab = _check(logits)
-    tokens, ranks = (torch.empty(rows, dtype=torch.int32, device=logits.device) for _ in range(2))
+    rows = logits.shape[0]
+    ranks = torch.empty(rows, dtype=torch.int32, device=logits.device)
     logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
     finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
+    settings = temperature, top_k, top_p, min_p, seed, sample_index, position, target
+    return _launch(logits, settings, logprobs, ranks, finite.view(torch.int8)), logprobs, ranks, finite
+
+
+def draw(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    sample_index: Tensor,
+    position: Tensor,
+    target: Tensor,
+    threads: int,
+) -> Tensor:
+    """``KernelSet.draw``: ``sample`` without what tokens are scored by."""
+    return _launch(logits, (temperature, top_k, top_p, min_p, seed, sample_index, position, target), None, None, None)
+
+
+def _launch(
+    logits: Tensor, settings: tuple[Tensor, ...], logprobs: Tensor | None, ranks: Tensor | None, finite: Tensor | None
+) -> Tensor:
+    """The tokens; what else is wanted is filled."""
+    rows, vocab = _check(logits)
+    tokens = torch.empty(rows, dtype=torch.int32, device=logits.device)
     config = _config(vocab)
     shares = min(MOST_SHARES, triton.next_power_of_2(triton.cdiv(vocab, config["BLOCK"]))) if rows <= FEW_ROWS else 1
     parts = torch.empty(2, rows, shares, dtype=torch.int64, device=logits.device)
     share = triton.cdiv(vocab, shares * config["BLOCK"]) * config["BLOCK"]
     launch(
-        sample_kernel, (rows * shares,), logits, logits.stride(0), temperature, top_k, top_p, min_p, seed, sample_index,
-        position, target, tokens, logprobs, ranks, finite.view(torch.int8), parts, counters(logits.device), V=vocab,
-        SHARES=shares, SHARE=share, **config,
+        sample_kernel, (rows * shares,), logits, logits.stride(0), *settings, tokens, logprobs, ranks, finite, parts,
+        counters(logits.device), V=vocab, SHARES=shares, SHARE=share, **config,
     )  # fmt: skip
-    return tokens, logprobs, ranks, finite
+    return tokens
 
 
 def top_logprobs(logits: Tensor, n: int, threads: int) -> tuple[Tensor, Tensor]:

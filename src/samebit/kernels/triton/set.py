@@ -63,6 +63,7 @@ def implementations(activation: torch.dtype) -> dict[str, Callable[..., Any]]:
         "route": routing.route,
         "mixture": experts.mixture,
         "sample": sampling.sample,
+        "draw": sampling.draw,
         "top_logprobs": sampling.top_logprobs,
     }
 
