@@ -8,9 +8,9 @@ never absent. Addresses that depend on lengths are computed from these fields on
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,8 +20,7 @@ from torch import Tensor
 from samebit.core.plan import DRAW, MIX_FACTORS, OWNER_FACTOR, BatchPlan, drafter_of, step_word
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(NamedTuple):
     """Sizes of a step: tokens, batch rows, logits rows, edited logits, checkpoint entries, page deltas, most likely tokens wanted,
     rows whose next tokens are guessed, logits rows with a mask of allowed tokens, 32-bit words of a mask, and tokens of a batch row.
     """
@@ -59,7 +58,7 @@ class Bucket:
 
     def rounded_up(self) -> Bucket:
         """The next bucket whose sizes are powers of two, or zero where nothing is wanted: few, so that each is recorded once."""
-        return Bucket(*(1 << (size - 1).bit_length() if size else 0 for size in astuple(self)))
+        return Bucket(*(1 << (size - 1).bit_length() if size else 0 for size in self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +209,14 @@ class InputBuffer:
 
     def _put(self, names: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
         """Write the columns of `rows` to the fields of these names, in order; further columns are left out."""
-        for name, column in zip(names, zip(*rows, strict=True), strict=False):
-            self._host[name][: len(column)] = column
+        self._put_columns(zip(names, zip(*rows, strict=True), strict=False))
+
+    def _put_columns(self, columns: Iterable[tuple[str, Any]]) -> None:
+        """Write columns, each to the field of its name. Any: a sequence of numbers, or an array."""
+        for name, column in columns:
+            # Where zeros are inert, they are there already.
+            if name in _INERT or any(column):
+                self._host[name][: len(column)] = column
 
     def _fill_edits(self, plan: BatchPlan) -> None:
         host, start = self._host, 0
@@ -237,25 +242,26 @@ class InputBuffer:
         _, slots, owners, starts, counts, token_ids, resumes, resume_tags, num_drafts = given
         *firsts, num_tokens = accumulate(counts, initial=0)
         host["query_start"].fill(num_tokens)
-        for first, count, ids in zip(firsts, counts, token_ids, strict=True):
+        host["query_start"][: len(slots)] = firsts
+        for first, count, ids in zip(firsts, counts, token_ids, strict=True) if any(token_ids) else ():
             if ids:
                 assert len(ids) == count, "a row names all its tokens or none"
                 host["token_ids"][first : first + count] = ids
-        draws = [(sample.row, number) for number, sample in enumerate(plan.samples) if sample.target == DRAW]
-        first_draw = dict(reversed(draws))
+        first_draw = [-1] * len(slots)
+        for number, sample in zip(range(len(plan.samples) - 1, -1, -1), reversed(plan.samples), strict=True):
+            if sample.target == DRAW:
+                first_draw[sample.row] = number
         columns = {
-            "query_start": firsts,
             "row_slots": slots,
             "row_continues": [count > 0 and not ids for count, ids in zip(counts, token_ids, strict=True)],
             "row_drafts": num_drafts,
-            "row_first_draw": [first_draw.get(row, -1) for row in range(len(slots))],
+            "row_first_draw": first_draw,
             "row_start": starts,
             "row_tags": owner_tags(plan.step, owners),
             "row_resume": resumes,
             "row_resume_tag": resume_tags,
         }
-        for name, column in columns.items():
-            host[name][: len(slots)] = column
+        self._put_columns(columns.items())
 
     def _fill_drafts(self, plan: BatchPlan) -> None:
         first_draw = self._host["row_first_draw"]

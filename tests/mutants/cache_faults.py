@@ -88,8 +88,8 @@ CACHE_MUTANTS = [
         (
             edit(
                 PLANNING + "_boundaries",
-                "floor = publishable_boundary(row.state, page_size)",
-                "floor = len(sequence.token_ids) // page_size * page_size or None",
+                "floor = publishable_boundary(row.state, size)",
+                "floor = len(sequence.token_ids) // size * size or None",
             ),
             edit(PLANNING + "publishable_boundary", "state.length // page_size", "(state.length + 1) // page_size"),
         ),
@@ -149,8 +149,8 @@ CACHE_MUTANTS = [
         (
             edit(
                 PLANNING + "_plan_row",
-                "slot=row.state.slot",
-                "slot=max(1, row.state.slot // 2)",
+                "row.state.slot",
+                "max(1, row.state.slot // 2)",
             ),
         ),
         "answers",

@@ -194,7 +194,7 @@ ID_MUTANTS = [
         "an aborted request stays in the queue",
         "Aborting one that waits leaves it there.",
         ("sglang PR #20182",),
-        (edit(SCHEDULER + "_end", "elif sequence.status is Status.WAITING:", "elif False:"),),
+        (edit(SCHEDULER + "_end", 'elif sequence.status == "waiting":', "elif False:"),),
         "traffic",
         "is queued",
     ),

@@ -39,8 +39,8 @@ SCHEDULE_MUTANTS = [
         (
             edit(
                 SCHEDULER + "_running_row",
-                "return PlannedRow(sequence, state, start, num_tokens,",
-                "return PlannedRow(sequence, state, max(0, start - (num_tokens > 1)), num_tokens,",
+                "return planned_row(sequence, state, start, num_tokens,",
+                "return planned_row(sequence, state, max(0, start - (num_tokens > 1)), num_tokens,",
             ),
         ),
         "hits",
@@ -50,7 +50,13 @@ SCHEDULE_MUTANTS = [
         "every chunk draws",
         "A chunk that is not the last one draws a token too.",
         ("TensorRT-LLM PR #18295",),
-        (edit(PLANNING + "_plan_samples", "if row.draws:", "if end >= row.num_tokens:"),),
+        (
+            edit(
+                PLANNING + "planned_row",
+                "num_tokens > 0 and end - len(drafts) == len(sequence.token_ids) + num_ahead",
+                "num_tokens > 0",
+            ),
+        ),
         "answers",
         "token_ids",
     ),
@@ -133,8 +139,8 @@ SCHEDULE_MUTANTS = [
         (
             edit(
                 "scheduler.sequence:Sequence.stop_after",
-                "if token_id in self.stop_ids and self.num_output >= params.min_tokens:",
-                "if len(self.token_ids) < self.max_length and self.num_output >= params.min_tokens and token_id in self.stop_ids:",
+                "if token_id in self.stop_ids and self.num_output >= self.request.params.min_tokens:",
+                "if len(self.token_ids) < self.max_length and self.num_output >= self.request.params.min_tokens and token_id in self.stop_ids:",
             ),
         ),
         "answers",

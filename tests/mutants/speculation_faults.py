@@ -175,7 +175,7 @@ SPECULATION_MUTANTS = [
         "draws behind a rejected guess are reported",
         "All draws of a row become part of the answer.",
         (),
-        (edit(COMMIT, "+ len(row.targets) - rejected)", "+ len(row.targets))"),),
+        (edit(COMMIT, "(1 + accepted if", "(1 + len(row.drafts) if"),),
         "guesses",
         "token_ids",
     ),
@@ -223,8 +223,8 @@ SPECULATION_MUTANTS = [
         (
             edit(
                 PLANNING + "_plan_samples",
-                "row.drafts[:ahead]",
-                "row.drafts",
+                "drafts[:ahead]",
+                "drafts",
             ),
         ),
         "guesses",

@@ -89,7 +89,7 @@ def test_what_follows_from_a_plan_is_in_its_fields(plan):
 @given(plans(), plans())
 def test_nothing_is_left_of_the_plan_before(first, second):
     sizes = [Bucket.of(first), Bucket.of(second)]
-    bucket = Bucket(*(max(getattr(size, field.name) for size in sizes) for field in fields(Bucket)))
+    bucket = Bucket(*map(max, *sizes))
     used = InputBuffer(bucket, CPU)
     used.fill(first)
     again, fresh = filled(used, second), filled(InputBuffer(bucket, CPU), second)

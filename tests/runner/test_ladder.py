@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, fields, replace
 from operator import ge
 
 import pytest
@@ -50,7 +49,7 @@ def test_a_row_of_many_tokens_has_no_bucket_of_decoding_rows():
     found = Ladder(ladder(geometry(64), 64, is_drafting=False, vocab_size=VOCAB))
     short = Bucket(64, 64, 64, 0, 0, 0, 0, 0)
     assert found.first_that_holds(short).longest == 1
-    assert found.first_that_holds(replace(short, longest=2)).longest == 64
+    assert found.first_that_holds(short._replace(longest=2)).longest == 64
 
 
 def test_a_step_that_wants_more_than_any_bucket_has_fits_none():
@@ -59,7 +58,7 @@ def test_a_step_that_wants_more_than_any_bucket_has_fits_none():
     assert Ladder(buckets).first_that_holds(plain) is not None
     unheard = [{"top": MAX_LOGPROBS + 1}, {"edits": 1 << 17}, {"masks": 65}, {"mask_words": 4}]
     for extra in (*unheard, {"tokens": 65}, {"rows": 5}, {"samples": 65}, {"drafts": 1}):
-        assert Ladder(buckets).first_that_holds(replace(plain, **extra)) is None, extra
+        assert Ladder(buckets).first_that_holds(plain._replace(**extra)) is None, extra
 
 
 @given(st.integers(1, 130), st.integers(1, 9000), st.sampled_from([0, 7]), st.integers(0, 500), st.booleans())
@@ -85,14 +84,14 @@ def test_a_step_that_wants_nothing_further_is_not_put_where_there_is_room_for_it
         assert holding.edits == holding.top == holding.masks == 0
 
 
-some_bucket = st.builds(Bucket, **{field.name: st.integers(0, 3) for field in fields(Bucket)})
+some_bucket = st.builds(Bucket, **{name: st.integers(0, 3) for name in Bucket._fields})
 
 
 @given(st.lists(some_bucket, max_size=40), st.lists(some_bucket, min_size=1, max_size=20))
 def test_what_is_found_is_the_first_bucket_none_of_whose_sizes_is_too_small(buckets, wanted):
     found = Ladder(buckets)
     for bucket in wanted:
-        holding = [b for b in buckets if all(map(ge, astuple(b), astuple(bucket)))]
+        holding = [b for b in buckets if all(map(ge, b, bucket))]
         assert found.first_that_holds(bucket) == (holding[0] if holding else None)
 
 
@@ -100,4 +99,4 @@ def test_what_is_found_is_the_first_bucket_none_of_whose_sizes_is_too_small(buck
 def test_there_are_few_buckets_in_order_of_size(max_tokens):
     buckets = ladder(geometry(128), max_tokens, is_drafting=False, vocab_size=VOCAB)
     assert len(buckets) == len(set(buckets)) <= 40
-    assert [astuple(b) for b in buckets] == sorted(astuple(b) for b in buckets)
+    assert buckets == sorted(buckets)

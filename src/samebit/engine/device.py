@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -186,7 +185,7 @@ def step_bytes(config: EngineConfig, loaded: Loaded, geometry: StateGeometry, de
     # A step that fits no graph may want more than the largest that does: as many logits as exist at once, and masks of all rows.
     largest, words = buckets[-1], max(bucket.mask_words for bucket in buckets)
     samples = max(largest.samples, min(LOGITS_SLICE, largest.tokens))
-    wordy = replace(largest, samples=samples, masks=geometry.num_slots, mask_words=words)
+    wordy = largest._replace(samples=samples, masks=geometry.num_slots, mask_words=words)
     pools = StatePools(geometry, device)
     runner = make_runner(msgspec.structs.replace(config, graph="eager"), loaded, pools, device)
     runner.compile([wordy])

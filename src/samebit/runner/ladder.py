@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import fields, replace
-from operator import attrgetter
 
 from samebit.core.request import MAX_LOGPROBS
 from samebit.inputs import Bucket
@@ -22,9 +20,6 @@ _ROW_EDITS, _LEAST_EDITS, _MOST_EDITS = 512, 4096, 1 << 16
 # Masks that a bucket has room for at most; each has a bit for every token.
 _MOST_MASKS = 64
 
-sizes_of = attrgetter(*(field.name for field in fields(Bucket)))
-"""The sizes of a bucket in order, as a tuple."""
-
 
 def ladder(geometry: StateGeometry, max_tokens: int, *, is_drafting: bool, vocab_size: int) -> list[Bucket]:
     """Buckets for steps of up to `max_tokens` tokens and all slots, by tokens; `is_drafting`: the device guesses tokens.
@@ -32,16 +27,15 @@ def ladder(geometry: StateGeometry, max_tokens: int, *, is_drafting: bool, vocab
     Fewer, further apart, have room for logprobs of further tokens and for edits of logits, and as many for masks, too.
     """
     edited = [
-        replace(
-            bucket,
+        bucket._replace(
             top=min(MAX_LOGPROBS, vocab_size),
             edits=min(max(_LEAST_EDITS, _ROW_EDITS * bucket.rows), _MOST_EDITS),
         )
         for bucket in _plain(geometry, max_tokens, 4, is_drafting=is_drafting)
     ]
     words = -(-vocab_size // 32)
-    masked = [replace(bucket, masks=min(bucket.samples, _MOST_MASKS), mask_words=words) for bucket in edited]
-    return sorted((*_plain(geometry, max_tokens, 2, is_drafting=is_drafting), *edited, *masked), key=sizes_of)
+    masked = [bucket._replace(masks=min(bucket.samples, _MOST_MASKS), mask_words=words) for bucket in edited]
+    return sorted((*_plain(geometry, max_tokens, 2, is_drafting=is_drafting), *edited, *masked))
 
 
 def _plain(geometry: StateGeometry, max_tokens: int, factor: int, *, is_drafting: bool) -> list[Bucket]:
@@ -74,7 +68,7 @@ class Ladder:
 
     def __init__(self, buckets: Iterable[Bucket]) -> None:
         self._buckets = list(buckets)
-        columns = list(zip(*map(sizes_of, self._buckets), strict=True)) or [()] * len(fields(Bucket))
+        columns = list(zip(*self._buckets, strict=True)) or [()] * len(Bucket._fields)
         self._steps = [sorted(set(column)) for column in columns]
         # Bit i of a mask stands for bucket i; no bucket holds more than the largest size.
         self._masks = [
@@ -85,7 +79,7 @@ class Ladder:
     def first_that_holds(self, wanted: Bucket) -> Bucket | None:
         """The first of the buckets whose sizes are all large enough."""
         found = -1
-        for need, steps, masks in zip(sizes_of(wanted), self._steps, self._masks, strict=True):
+        for need, steps, masks in zip(wanted, self._steps, self._masks, strict=True):
             found &= masks[bisect_left(steps, need)]
         return self._buckets[(found & -found).bit_length() - 1] if found else None
 

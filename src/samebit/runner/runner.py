@@ -163,7 +163,8 @@ class LocalRunner:
             return None
         if found not in self._captured:
             self.compile([found])
-        return self.capture(found)
+            self.capture(found)
+        return self._captured[found]
 
     def _program(self, bucket: Bucket) -> _Program:
         program = self._programs.pop(bucket, None)

@@ -19,10 +19,14 @@ _MEMORY = 0.95
 
 @dataclass(slots=True)
 class AcceptanceEstimate:
-    """How often a request's guesses have been right of late, those before them being right: `rate`, 0 to 1."""
+    """How often a request's guesses have been right of late, those before them being right: `rate`, 0 to 1.
+
+    Until it `has_learned` from a step with guesses there is nothing to forget.
+    """
 
     accepted: float = _PRIOR_ACCEPTED
     rejected: float = _PRIOR_REJECTED
+    has_learned: bool = False
 
     @property
     def rate(self) -> float:
@@ -32,6 +36,7 @@ class AcceptanceEstimate:
     def learn(self, num_guesses: int, num_accepted: int) -> None:
         """Take in a step of the request; without guesses it forgets."""
         is_rejected = num_accepted < num_guesses
+        self.has_learned |= num_guesses > 0
         self.accepted += (1 - _MEMORY) * (_PRIOR_ACCEPTED - self.accepted) + num_accepted
         self.rejected += (1 - _MEMORY) * (_PRIOR_REJECTED - self.rejected) + is_rejected
 

@@ -6,8 +6,9 @@ The scheduler decides which sequences take how many tokens; everything here foll
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from samebit.core.config import EngineConfig, Schedule
 from samebit.core.plan import (
@@ -21,46 +22,59 @@ from samebit.core.plan import (
     owner_tag,
 )
 from samebit.scheduler.drafts import drafting_pays, least_survival, worth
-from samebit.scheduler.sequence import Sequence, Status
+from samebit.scheduler.edits import NO_EDITS
+from samebit.scheduler.sequence import Sequence
 from samebit.state.layout import StateGeometry
 from samebit.state.manager import PendingCheckpoint, SequenceState, StateManager
 from samebit.state.nodes import Checkpoint, CheckpointKind
 
 
-@dataclass(slots=True, eq=False)
-class PlannedRow:
-    """A sequence's share of a step, and where the plan asks for its parts.
+class PlannedRow(msgspec.Struct, eq=False):
+    """A sequence's share of a step, and where the plan asks for its parts. Made by `planned_row`.
 
     `state` is the sequence's state when it was planned, `resume` the checkpoint that its ring is filled from first. `drafts` are the
     guessed tokens at the row's end. `num_ahead`: how many tokens the step before it draws for the sequence, at most; these, and its own
-    guesses, only the device knows, and `start` is where the row begins if all guesses of that step are right, until that is known. `pending` pairs
+    guesses, only the device knows, and `start` is where the row begins if all guesses of that step are right, until that is known; `end`
+    is the position behind its tokens. `draws`: it reaches the last token that its sequence has then, and draws the next. `pending` pairs
     an entry's index with its checkpoint; `resume_entry` is the index of the entry that compares a resumed state's pages;
-    `first_sample` and `targets` say which logits rows are its own (a target of DRAW is a new token); `draft_index`: which
-    of the step's proposals is its own; `draws`: it reaches the last token that its sequence has then, and draws the next.
+    of its logits rows, from `first_sample` on, the first `num_scored` score tokens and the others draw; `draft_index`: which
+    of the step's proposals is its own.
     """
 
     sequence: Sequence
     state: SequenceState
     start: int
+    end: int
     num_tokens: int
-    drafts: list[int] = field(default_factory=list)
-    resume: Checkpoint | None = None
-    num_ahead: int = 0
-    pending: list[tuple[int, PendingCheckpoint]] = field(default_factory=list)
+    draws: bool
+    drafts: list[int]
+    num_ahead: int
+    resume: Checkpoint | None
+    pending: tuple[tuple[int, PendingCheckpoint], ...] = ()
     resume_entry: int | None = None
     first_sample: int = 0
-    targets: list[int] = field(default_factory=list)
+    num_scored: int = 0
     draft_index: int | None = None
-    draws: bool = field(init=False)
 
-    def __post_init__(self) -> None:
-        num_known = len(self.sequence.token_ids) + self.num_ahead
-        self.draws = self.num_tokens > 0 and self.end - len(self.drafts) == num_known
+    def move_back(self, num_tokens: int) -> None:
+        """It begins, and ends, so many positions before where it was planned."""
+        self.start -= num_tokens
+        self.end -= num_tokens
 
-    @property
-    def end(self) -> int:
-        """The position behind its tokens."""
-        return self.start + self.num_tokens
+
+def planned_row(
+    sequence: Sequence,
+    state: SequenceState,
+    start: int,
+    num_tokens: int,
+    drafts: list[int],
+    num_ahead: int = 0,
+    resume: Checkpoint | None = None,
+) -> PlannedRow:
+    """The row of `num_tokens` tokens from `start` on."""
+    end = start + num_tokens
+    draws = num_tokens > 0 and end - len(drafts) == len(sequence.token_ids) + num_ahead
+    return PlannedRow(sequence, state, start, end, num_tokens, draws, drafts, num_ahead, resume)
 
 
 class PlannedStep(NamedTuple):
@@ -77,7 +91,7 @@ def write_plan(
 
     `is_drafting`: the device guesses further tokens for the rows that can have them.
     """
-    schedule, interval = config.schedule, config.checkpoint_interval
+    schedule, size, is_caching = config.schedule, config.page_size, manager.enable_caching
     if schedule.shuffle_rows:
         planned.sort(key=lambda row: owner_tag(step ^ (schedule.seed << 32), row.state.owner))
     rows, deltas = [], []
@@ -96,20 +110,19 @@ def write_plan(
         if row.resume is not None:
             row.resume_entry = len(entries)
             entries.append(manager.resume_entry(row.state, number))
-        if manager.enable_caching:
-            for boundary, kind in _boundaries(row, interval, manager.geometry.page_size):
+        # Boundaries lie between pages.
+        if is_caching and (row.start // size != row.end // size or not row.num_tokens):
+            for boundary, kind in _boundaries(row, config):
                 pending = manager.plan_checkpoint(row.state, number, boundary, kind, step)
                 if pending is not None:
-                    row.pending.append((len(entries), pending))
+                    row.pending += ((len(entries), pending),)
                     entries.append(pending.entry)
         row.first_sample = len(samples)
-        wanted = _plan_samples(row, number)
-        row.targets = [sample.target for sample in wanted]
-        samples += wanted
+        _plan_samples(row, number, samples)
         if wants_drafts:
             row.draft_index = len(drafts)
             # The last page may end behind the last position that there is.
-            drafts.append(PlanDraft(number, min(manager.reach(row.state), row.sequence.max_length)))
+            drafts.append(PlanDraft(number, min(row.state.reach, row.sequence.max_length)))
     retired = manager.take_newly_free()
     return BatchPlan(
         step=step,
@@ -146,7 +159,7 @@ def promised_boundary(leader: Sequence, follower: Sequence, limit: int, config: 
     length = leader.state.length
     if leader.token_ids[0] != follower.token_ids[0]:
         return 0
-    if leader.status is Status.PUBLISHING:
+    if leader.status == "publishing":
         floor = publishable_boundary(leader.state, config.page_size) or 0
         return floor if _shared_length(leader.token_ids, follower.token_ids, limit) >= floor else 0
     if length >= leader.prompt_end:
@@ -201,9 +214,10 @@ def worthy_guesses(
     for sequence in running:
         state = sequence.state
         assert state is not None, "a running sequence has state"
-        if sequence.flight is not None and not can_run_ahead(sequence):
+        begins = next_row(sequence, state)
+        if begins is None:
             continue
-        start, num_ahead = next_row(sequence, state)
+        start, num_ahead = begins
         left = len(sequence.token_ids) + num_ahead - start
         num_left, num_running, num_draws = num_left + left, num_running + 1, num_draws + (left == 1)
         offer = _offer(sequence, num_ahead, max_drafts) if left == 1 else []
@@ -265,31 +279,27 @@ def may_plan_ahead(flight: PlannedStep, running: list[Sequence], schedule: Sched
     """
     if schedule.spoil_percent or picked(running, schedule, flight.step + 1):
         return False
-    rows = [row.sequence.needs_results for row in flight.rows if row.num_tokens]
-    return 2 * sum(rows) <= len(rows)
+    num_bound = sum([row.sequence.needs_results for row in flight.rows if row.sequence.is_bound])
+    return not num_bound or 2 * num_bound <= sum([row.num_tokens > 0 for row in flight.rows])
 
 
-def next_row(sequence: Sequence, state: SequenceState) -> tuple[int, int]:
-    """Where a sequence's next row begins, and how many tokens what is in flight draws for it until then; both at most."""
+def next_row(sequence: Sequence, state: SequenceState) -> tuple[int, int] | None:
+    """Where a sequence's next row begins, and how many tokens what is in flight draws for it until then; both at most.
+
+    None where nothing can be planned before the row in flight is committed: not all that the host adds to the next is known if an
+    edit depends on what is drawn, or on how much, or if the host guesses; or the sequence may have ended.
+    """
     flight = sequence.flight
     if flight is None:
         return state.length, 0
-    return flight.end, 1 + len(flight.drafts) if flight.draws else 0
-
-
-def can_run_ahead(sequence: Sequence) -> bool:
-    """Whether a sequence whose last row is not committed can have the next one planned: all that the host adds to it is known.
-
-    It is not if an edit depends on what is drawn, or on how much, or if the host guesses.
-    """
-    flight = sequence.flight
-    assert flight is not None, "a sequence in flight"
-    if sequence.needs_results:
-        return False
+    if sequence.finish_reason is not None or sequence.needs_results:
+        return None
     if flight.drafts and sequence.num_output + 1 < sequence.request.params.min_tokens:
-        return False
-    has_room = not flight.draws or len(sequence.token_ids) + 1 + len(flight.drafts) < sequence.max_length
-    return sequence.finish_reason is None and has_room
+        return None
+    num_ahead = 1 + len(flight.drafts) if flight.draws else 0
+    if num_ahead and len(sequence.token_ids) + num_ahead >= sequence.max_length:
+        return None
+    return flight.end, num_ahead
 
 
 def may_pass_boundary(sequence: Sequence, state: SequenceState, end: int, config: EngineConfig) -> bool:
@@ -327,33 +337,30 @@ def _has_room_for_drafts(row: PlannedRow) -> bool:
 
 
 def _plan_row(row: PlannedRow) -> PlanRow:
-    sequence, start = row.sequence, row.start
-    known = sequence.token_ids[start : start + row.num_tokens]
+    sequence, start, drafts, resume = row.sequence, row.start, row.drafts, row.resume
     # The device has what it drew and guessed last; guesses of the host are new to it.
-    is_known = row.num_ahead > 0 or (sequence.drew_last and row.drafts == sequence.drafts[: len(row.drafts)])
-    token_ids = [] if is_known else [*known, *row.drafts]
-    resume = row.resume
+    is_known = row.num_ahead > 0 or (sequence.drew_last and drafts == sequence.drafts[: len(drafts)])
     return PlanRow(
-        request_id=sequence.request.request_id,
-        slot=row.state.slot,
-        owner=row.state.owner,
-        start=start,
-        num_tokens=row.num_tokens,
-        token_ids=token_ids,
-        resume_snapshot=NO_SNAPSHOT if resume is None else resume.snapshot,
-        resume_tag=0 if resume is None else resume.tag,
-        num_drafts=len(row.drafts),
+        sequence.request.request_id,
+        row.state.slot,
+        row.state.owner,
+        start,
+        row.num_tokens,
+        [] if is_known else [*sequence.token_ids[start : row.end], *drafts],
+        NO_SNAPSHOT if resume is None else resume.snapshot,
+        0 if resume is None else resume.tag,
+        len(drafts),
     )
 
 
-def _boundaries(row: PlannedRow, interval: int, page_size: int) -> list[tuple[int, CheckpointKind]]:
+def _boundaries(row: PlannedRow, config: EngineConfig) -> list[tuple[int, CheckpointKind]]:
     """Boundaries b with start < b <= end: grid, prompt end and fork; for an ending sequence, its page floor."""
-    sequence, start, end = row.sequence, row.start, row.end
-    if sequence.status is Status.PUBLISHING:
-        floor = publishable_boundary(row.state, page_size)
+    sequence, size = row.sequence, config.page_size
+    if sequence.status == "publishing":
+        floor = publishable_boundary(row.state, size)
         kind = CheckpointKind.RESPONSE_END if sequence.finish_reason else CheckpointKind.PREEMPTED
         return [] if floor is None else [(floor, kind)]
-    return _between(sequence, row.state, start, end, interval, page_size)
+    return _between(sequence, row.state, row.start, row.end, config.checkpoint_interval, size)
 
 
 def _between(
@@ -368,30 +375,25 @@ def _between(
     return sorted(found.items())
 
 
-def _plan_samples(row: PlannedRow, number: int) -> list[PlanSample]:
-    """Logits rows: prompt tokens to score; draws from the sequence's last token on, if the row reaches it."""
-    sequence, start = row.sequence, row.start
-    end = row.end - len(row.drafts)
-    if not row.num_tokens:
-        return []
-    params, request = sequence.request.params, sequence.request
-    settings = (
-        params.temperature,
-        max(params.top_k, 0),
-        params.top_p,
-        params.min_p,
-        request.seed,
-        request.sample_index,
-    )
-    found: list[PlanSample] = []
-    if params.prompt_logprobs is not None:
+def _plan_samples(row: PlannedRow, number: int, samples: list[PlanSample]) -> None:
+    """Add the logits rows of a batch row: prompt tokens to score; draws from the sequence's last token on, if the row reaches it."""
+    sequence, start, drafts = row.sequence, row.start, row.drafts
+    end, params = row.end - len(drafts), sequence.request.params
+    temperature, top_k, top_p, min_p, seed, index = sequence.settings
+    if row.num_tokens and params.prompt_logprobs is not None:
         for place in range(max(start + 1, next_scored(sequence)), min(end + 1, sequence.num_prompt)):
-            target = sequence.token_ids[place]
-            found.append(PlanSample(number, place - 1 - start, target, *settings, params.prompt_logprobs))
+            target, num_top = sequence.token_ids[place], params.prompt_logprobs
+            samples.append(
+                PlanSample(number, place - 1 - start, target, temperature, top_k, top_p, min_p, seed, index, num_top)
+            )
+        row.num_scored = len(samples) - row.first_sample
     if row.draws:
-        # Whoever is planned ahead has no edits that depend on what a token is, only on how many there are.
-        unknown, num_top = [DRAW] * row.num_ahead, params.logprobs or 0
-        for ahead in range(len(row.drafts) + 1):
-            edits = sequence.logit_edits(unknown + row.drafts[:ahead])
-            found.append(PlanSample(number, end - 1 - start + ahead, DRAW, *settings, num_top, edits))
-    return found
+        num_top, edits = params.logprobs or 0, NO_EDITS
+        for ahead in range(len(drafts) + 1):
+            if sequence.is_edited:
+                # Whoever is planned ahead has no edits that depend on what a token is, only on how many there are.
+                edits = sequence.logit_edits([DRAW] * row.num_ahead + drafts[:ahead])
+            offset = end - 1 - start + ahead
+            samples.append(
+                PlanSample(number, offset, DRAW, temperature, top_k, top_p, min_p, seed, index, num_top, edits)
+            )

@@ -24,7 +24,6 @@ from samebit.scheduler.planning import (
     PlannedRow,
     PlannedStep,
     awaits_prefix,
-    can_run_ahead,
     chunk_limit,
     is_worth_drafting,
     match_limit,
@@ -32,13 +31,14 @@ from samebit.scheduler.planning import (
     may_plan_ahead,
     next_row,
     picked,
+    planned_row,
     publishable_boundary,
     worthy_guesses,
     write_plan,
 )
 from samebit.scheduler.queue import WaitingQueue, check_fits
 from samebit.scheduler.results import take_samples
-from samebit.scheduler.sequence import Progress, Sequence, Status
+from samebit.scheduler.sequence import Progress, Sequence
 from samebit.speculative.host import HostDrafter
 from samebit.state.manager import SequenceState, StateManager
 
@@ -170,35 +170,39 @@ class Scheduler:
         """Assert that every id is accounted for."""
         live = [s.state for s in (*self._running, *self._publishing) if s.state]
         assert all(sequence.state is None for sequence in self._waiting), "a waiting request holds state"
-        assert all(s.status is Status.WAITING for s in self._waiting), "a request that has ended waits"
+        assert all(s.status == "waiting" for s in self._waiting), "a request that has ended waits"
         self._manager.check(live, [p for flight in self._flights for row in flight.rows for _, p in row.pending])
 
     def _plan_rows(self) -> list[PlannedRow]:
         """The rows of the next step: running sequences in order, then as many that wait as find room, then those that end."""
         planned: list[PlannedRow] = []
-        num_tokens = 0
+        config, room = self._config, self._config.max_num_batched_tokens
+        most_rows = config.schedule.max_rows or config.max_num_seqs
         running, most = list(self._running), self._manager.geometry.max_drafts
-        guesses = worthy_guesses(running, self._waiting, self._config, self._step, max_drafts=most)
+        guesses = worthy_guesses(running, self._waiting, config, self._step, max_drafts=most)
+        nothing: list[int] = []
         for place, sequence in enumerate(running, start=1):
-            room = self._room(len(planned), num_tokens)
-            worthy = guesses.get(sequence.request.request_id, [])
-            if worthy:
+            if not room or len(planned) >= most_rows:
+                break
+            worthy = nothing
+            if guesses and (worthy := guesses.get(sequence.request.request_id, nothing)):
                 # Guesses never take the place of another sequence's next token, nor all room of those that wait.
-                reserve = len(running) - place + (self._config.max_num_batched_tokens // 2 if self._waiting else 0)
+                reserve = len(running) - place + (config.max_num_batched_tokens // 2 if self._waiting else 0)
                 worthy = worthy[: max(0, room - 1 - reserve)]
-            row = self._running_row(sequence, room, worthy) if room and sequence.status is Status.RUNNING else None
+            row = self._running_row(sequence, room, worthy) if sequence.status == "running" else None
             if row is not None:
                 planned.append(row)
-                num_tokens += row.num_tokens
+                room -= row.num_tokens
         for sequence in list(self._waiting):
-            room = self._room(len(planned), num_tokens)
-            if room and awaits_prefix(sequence, [*self._running, *self._publishing], self._manager, self._config):
+            if not room or len(planned) >= most_rows:
+                break
+            if awaits_prefix(sequence, [*self._running, *self._publishing], self._manager, config):
                 continue
-            row = self._admitted_row(sequence, room) if room else None
+            row = self._admitted_row(sequence, room)
             if row is None:
                 break
             planned.append(row)
-            num_tokens += row.num_tokens
+            room -= row.num_tokens
         return planned + [self._publishing_row(sequence) for sequence in self._publishing if sequence.flight is None]
 
     def _launch(self, planned: list[PlannedRow]) -> BatchPlan:
@@ -210,21 +214,16 @@ class Scheduler:
         self._manager.launch(self._step)
         return plan
 
-    def _room(self, num_rows: int, num_tokens: int) -> int:
-        """Tokens that a step with so many rows and tokens can still take; 0 when it has all its rows."""
-        if num_rows >= (self._config.schedule.max_rows or self._config.max_num_seqs):
-            return 0
-        return self._config.max_num_batched_tokens - num_tokens
-
     def _running_row(self, sequence: Sequence, room: int, drafts: list[int]) -> PlannedRow | None:
-        state, flight = sequence.state, sequence.flight
+        state = sequence.state
         assert state is not None, "a running sequence has state"
-        if flight is not None and not can_run_ahead(sequence):
+        begins = next_row(sequence, state)
+        if begins is None:
             return None
-        start, num_ahead = next_row(sequence, state)
+        start, num_ahead = begins
         left = len(sequence.token_ids) + num_ahead - start
         wanted = chunk_limit(self._config.schedule, sequence, min(room, left + len(drafts)))
-        if may_pass_boundary(sequence, state, start + wanted, self._config):
+        if num_ahead > 1 and may_pass_boundary(sequence, state, start + wanted, self._config):
             return None
         before = start - state.length
         while (num_tokens := self._manager.grow(state, before + wanted) - before) <= 0:
@@ -232,8 +231,8 @@ class Scheduler:
             if self._flights or not self._preempt_youngest(sequence):
                 return None
         sequence.num_chunks += 1
-        guesses = drafts[: max(0, num_tokens - left)] if drafts else []
-        return PlannedRow(sequence, state, start, num_tokens, guesses, num_ahead=num_ahead)
+        guesses = drafts[: max(0, num_tokens - left)] if drafts else drafts
+        return planned_row(sequence, state, start, num_tokens, guesses, num_ahead)
 
     def _admitted_row(self, sequence: Sequence, room: int) -> PlannedRow | None:
         """Admit a waiting sequence if its whole prompt finds pages now, without preempting anybody."""
@@ -248,12 +247,12 @@ class Scheduler:
             return None
         self._waiting.remove(sequence)
         self._running = sorted([*self._running, sequence], key=lambda running: running.request.is_shadow)
-        sequence.status, sequence.state = Status.RUNNING, state
+        sequence.status, sequence.state = "running", state
         sequence.drew_last, sequence.drafts, sequence.confidence = False, [], []
         if sequence.num_cached < 0:
             self._first_admitted(sequence, state)
         sequence.num_chunks += 1
-        return PlannedRow(sequence, state, state.length, num_tokens, resume=state.resume)
+        return planned_row(sequence, state, state.length, num_tokens, [], resume=state.resume)
 
     def _first_admitted(self, sequence: Sequence, state: SequenceState) -> None:
         sequence.num_cached = state.length
@@ -266,7 +265,7 @@ class Scheduler:
 
     def _publishing_row(self, sequence: Sequence) -> PlannedRow:
         assert sequence.state is not None, "only a sequence with state is published"
-        return PlannedRow(sequence, sequence.state, sequence.state.length, 0)
+        return planned_row(sequence, sequence.state, sequence.state.length, 0, [])
 
     def _preempt_youngest(self, needy: Sequence) -> bool:
         """Preempt the youngest running sequence; False if that leaves nothing for `needy` to wait for in this step."""
@@ -289,26 +288,25 @@ class Scheduler:
             self._discard(row)
             return None
         intact = output.rows_intact[number] and (row.resume_entry is None or output.pages_intact[row.resume_entry])
-        checkpoint = self._manager.unpin(state)
-        rejected = len(row.drafts) - output.accepted[number]
-        if sequence.flight is not None:
-            sequence.flight.start -= rejected
-        part = slice(row.first_sample, row.first_sample + len(row.targets) - rejected)
-        samples, finite = output.samples[part], output.finite[part]
-        usable, progress = intact and all(finite), None
-        if intact and sequence.status is Status.RUNNING and sequence.finish_reason is None:
+        checkpoint = None if row.resume is None else self._manager.unpin(state)
+        accepted = output.accepted[number]
+        rejected = len(row.drafts) - accepted
+        if rejected and sequence.flight is not None:
+            sequence.flight.move_back(rejected)
+        first = row.first_sample
+        behind = first + row.num_scored + (1 + accepted if row.draws else 0)
+        samples, finite = output.samples[first:behind], output.finite[first:behind]
+        usable, progress = intact and False not in finite, None
+        if intact and sequence.status == "running" and sequence.finish_reason is None:
             good = samples if usable else samples[: finite.index(False)]
-            progress = take_samples(sequence, row, good, output.accepted[number], self.counters)
-            if row.draft_index is not None:
-                sequence.drafts = output.drafts[row.draft_index]
-                sequence.confidence = output.confidence[row.draft_index]
+            progress = take_samples(sequence, row, good, accepted, output, self.counters)
         if usable:
             # What was accepted behind a stop is no part of the sequence.
             length = min(row.end - rejected, len(sequence.token_ids))
             self._manager.advance(state, length, output.step)
         if row.pending:
             self._publish(row, output, is_usable=usable)
-        if sequence.status is Status.PUBLISHING:
+        if sequence.status == "publishing":
             self._drop(sequence)
             return None
         if not intact:
@@ -319,11 +317,12 @@ class Scheduler:
         if progress is not None and progress.finish_reason is not None:
             del self._sequences[sequence.request.request_id]
             sequence.finish_reason = progress.finish_reason
-        if sequence.finish_reason is not None and usable and sequence.flight is not None:
-            return progress  # what it has in flight goes first
         if sequence.finish_reason is not None:
-            # An unusable step has moved the ring on but not the committed length: nothing is left to publish from.
-            (self._end if usable else self._drop)(sequence)
+            if not usable:
+                # The step has moved the ring on but not the committed length: nothing is left to publish from.
+                self._drop(sequence)
+            elif sequence.flight is None:  # what it has in flight goes first
+                self._end(sequence)
             return progress
         if not usable:
             return self._error(sequence, "the model's logits are not finite", progress)
@@ -356,9 +355,9 @@ class Scheduler:
 
     def _end(self, sequence: Sequence) -> None:
         """A finished sequence leaves the queues; its state is stored if there is any worth it."""
-        if sequence.status is Status.RUNNING:
+        if sequence.status == "running":
             self._store(sequence)
-        elif sequence.status is Status.WAITING:
+        elif sequence.status == "waiting":
             self._drop(sequence)
 
     def _store(self, sequence: Sequence) -> None:
@@ -371,24 +370,24 @@ class Scheduler:
             return
         self._running.remove(sequence)
         self._publishing.append(sequence)
-        sequence.status = Status.PUBLISHING
+        sequence.status = "publishing"
 
     def _drop(self, sequence: Sequence) -> None:
         """Take a sequence's state away; unless it is finished, it waits again, before all others. A row in flight is none of it now."""
         sequence.flight = None
         match sequence.status:
-            case Status.RUNNING:
+            case "running":
                 self._running.remove(sequence)
-            case Status.PUBLISHING:
+            case "publishing":
                 self._publishing.remove(sequence)
-            case Status.WAITING:
+            case "waiting":
                 self._waiting.remove(sequence)
         if sequence.state is not None:
             self._manager.release(sequence.state)
             sequence.state = None
-        sequence.status = Status.DONE
+        sequence.status = "done"
         if sequence.finish_reason is None:
-            sequence.status = Status.WAITING
+            sequence.status = "waiting"
             self._waiting.add_first(sequence)
 
     def _error(self, sequence: Sequence, error: str, progress: Progress | None = None) -> Progress:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -12,7 +11,7 @@ from samebit.core.plan import LogitEdits
 from samebit.core.request import FinishReason, MissReason, Request, SpeculationCounts, TokenLogprobs
 from samebit.grammar.matcher import Matcher, is_empty, without
 from samebit.scheduler.drafts import AcceptanceEstimate
-from samebit.scheduler.edits import NO_EDITS, LogitRules, banning
+from samebit.scheduler.edits import LogitRules, banning
 from samebit.speculative.host import Proposer
 from samebit.state.manager import SequenceState
 
@@ -21,23 +20,17 @@ class Flight(Protocol):
     """A sequence's row that is planned and not committed, as far as the next one depends on it (planning.PlannedRow)."""
 
     start: int
+    end: int
     drafts: list[int]
     draws: bool
     draft_index: int | None
 
-    @property
-    def end(self) -> int:
-        """The position behind its tokens."""
-        ...
+    def move_back(self, num_tokens: int) -> None:
+        """It begins, and ends, so many positions before where it was planned."""
 
 
-class Status(Enum):
-    """Where a sequence stands. PUBLISHING: it has ended or was preempted, and one empty row stores its state."""
-
-    WAITING = auto()
-    RUNNING = auto()
-    PUBLISHING = auto()
-    DONE = auto()
+Status = Literal["waiting", "running", "publishing", "done"]
+"""Where a sequence stands. "publishing": it has ended or was preempted, and one empty row stores its state."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -66,13 +59,15 @@ class Sequence:
     `rules`: its bias and penalties, if it has any; `matcher`: its way through its grammar, likewise. `drew_last`: the last step drew its last token, so the device has it. `proposer` guesses its next tokens on the host;
     `drafts` are guesses that the last step made on the device, which has them too, with its `confidence` in each;
     `estimate` tells how good guesses have been. `flight` is its latest row that is planned and not committed.
+    `settings` are those of its draws, in the order of PlanSample's. `is_edited`: logits of its draws may change before a
+    token is drawn; `is_bound`: what the host adds to a row depends on the tokens before it (its guesses, a penalty, a grammar).
     """
 
     request: Request
     token_ids: list[int]
     max_length: int
     prompt_end: int
-    status: Status = Status.WAITING
+    status: Status = "waiting"
     state: SequenceState | None = None
     num_cached: int = -1
     miss_reason: MissReason | None = None
@@ -90,11 +85,26 @@ class Sequence:
     rules: LogitRules | None = None
     matcher: Matcher | None = None
     flight: Flight | None = None
+    num_prompt: int = field(init=False)
+    settings: tuple[float, int, float, float, int, int] = field(init=False)
+    is_edited: bool = field(init=False)
+    is_bound: bool = field(init=False)
 
-    @property
-    def num_prompt(self) -> int:
-        """Prompt tokens."""
-        return len(self.request.prompt_token_ids)
+    def __post_init__(self) -> None:
+        request, has_matcher = self.request, self.matcher is not None
+        self.num_prompt = len(request.prompt_token_ids)
+        self.settings = (
+            request.params.temperature,
+            max(request.params.top_k, 0),
+            request.params.top_p,
+            request.params.min_p,
+            request.seed,
+            request.sample_index,
+        )
+        may_ban = bool(request.banned_token_ids) or request.params.min_tokens > 0
+        self.is_edited = may_ban or has_matcher or self.rules is not None
+        counts_output = self.rules is not None and self.rules.counts_output
+        self.is_bound = counts_output or has_matcher or self.proposer is not None
 
     @property
     def num_output(self) -> int:
@@ -104,11 +114,8 @@ class Sequence:
     def logit_edits(self, guesses: list[int]) -> LogitEdits:
         """What changes in the logits of the token behind all tokens and `guesses`."""
         request = self.request
-        is_early = self.num_output + len(guesses) < request.params.min_tokens
-        if self.rules is None and self.matcher is None and not (is_early or request.banned_token_ids):
-            return NO_EDITS
         banned = frozenset(request.banned_token_ids)
-        if is_early:
+        if self.num_output + len(guesses) < request.params.min_tokens:
             banned |= self.stop_ids
         if self.matcher is not None:
             return self._masked(self.matcher.masks(guesses)[-1], guesses, banned)
@@ -128,10 +135,8 @@ class Sequence:
 
     @property
     def needs_results(self) -> bool:
-        """Whether what the host adds to its next row depends on what its row in flight draws: guesses of the host, a penalty, a grammar."""
-        counts_output = self.rules is not None and self.rules.counts_output
-        is_bound = counts_output or self.matcher is not None or self.proposer is not None
-        return is_bound and self.flight is not None and self.flight.draws
+        """Whether what the host adds to its next row depends on what its row in flight draws."""
+        return self.is_bound and self.flight is not None and self.flight.draws
 
     @property
     def failure(self) -> str | None:
@@ -149,12 +154,11 @@ class Sequence:
 
     def stop_after(self, token_id: int) -> tuple[FinishReason | None, int | None]:
         """Whether the sequence ends with `token_id`, just appended: (reason, the stop token if it was one)."""
-        params = self.request.params
-        if token_id in self.stop_ids and self.num_output >= params.min_tokens:
+        if token_id in self.stop_ids and self.num_output >= self.request.params.min_tokens:
             return "stop", token_id
         if self.matcher is not None and self.matcher.is_over:
             return "stop", token_id if token_id in self.request.eos_token_ids else None
-        if self.failure is not None:
+        if self.matcher is not None and self.failure is not None:
             return "error", None
         if len(self.token_ids) >= self.max_length:
             return "length", None

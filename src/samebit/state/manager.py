@@ -44,6 +44,7 @@ class SequenceState:
 
     `length` is the committed length. `resume` is the checkpoint whose rows the first step reads, pinned until then.
     `fork` is where this prompt leaves a cached path (0: it does not), `published` the deepest boundary published, `trimmed` that of the last `trim`.
+    Positions below `reach` have pages in every group.
     """
 
     slot: SlotId
@@ -55,6 +56,7 @@ class SequenceState:
     fork: int
     published: int
     trimmed: int = 0
+    reach: int = 0
     deltas: list[PageDelta] = field(default_factory=list)
 
 
@@ -123,17 +125,13 @@ class StateManager:
 
         With `whole`, pages of the full-attention group must reach that length too, or nothing is given (0).
         """
-        if not whole and self.reach(state) >= state.length + wanted:
+        if not whole and state.reach >= state.length + wanted:
             return max(0, wanted)
         if whole and (full := self._full_group()) is not None and not self._extend(state, full, whole, partly=False):
             return 0
         for g in range(len(state.groups)):
             self._extend(state, g, state.length + wanted)
-        return max(0, min(wanted, self.reach(state) - state.length))
-
-    def reach(self, state: SequenceState) -> int:
-        """Positions below it have pages in every group."""
-        return min([len(held.pages) for held in state.groups]) * self.geometry.page_size
+        return max(0, min(wanted, state.reach - state.length))
 
     def take_deltas(self, state: SequenceState) -> list[PageDelta]:
         """What the device's page tables have yet to learn about this sequence."""
@@ -296,6 +294,7 @@ class StateManager:
             expected[g][page] = expected[g].get(page, 0) + 1
 
         for state in live:
+            assert state.reach == self._reach(state), "a page was taken that nobody counts on"
             for g, held in enumerate(state.groups):
                 for page in held.pages[held.first :]:
                     count(g, page)
@@ -334,6 +333,10 @@ class StateManager:
             for item in held:
                 self.pages[g].share(item.page)
                 self._append(state, g, item.page, item.stamp)
+        state.reach = self._reach(state)
+
+    def _reach(self, state: SequenceState) -> int:
+        return min([len(held.pages) for held in state.groups]) * self.geometry.page_size
 
     def _append(self, state: SequenceState, group: int, page: PageId, stamp: int) -> None:
         held = state.groups[group]
@@ -365,12 +368,10 @@ class StateManager:
             aim = min(missing, available) if partly or missing <= available else 0
             while pool.num_free < aim and not pool.num_quarantined and self._evict_one():
                 pass
-        while len(held.pages) < want:
-            page = pool.take()
-            if page is None:
-                return False
+        while len(held.pages) < want and (page := pool.take()) is not None:
             self._append(state, group, page, 0)
-        return True
+        state.reach = self._reach(state)
+        return len(held.pages) >= want
 
     def _evict_one(self) -> bool:
         """Drop the least valuable checkpoint; ids it frees are usable at once when no step is in flight."""
