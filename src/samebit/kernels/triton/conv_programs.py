@@ -152,7 +152,7 @@ def convolve_row(
     )
     # One after the other in a loop: what is written out for each would run once, and take as long to be fetched.
     next_inputs, next_asked, there = window, asked, tl.full((), True, tl.int1)
-    for h in range(tl.minimum(last - first, HISTORY)):
+    for h in range(0, tl.minimum(last - first, HISTORY)):
         y = output(next_inputs, weights, next_asked[0], 0, TAPS, IS_SHIFT, HAS_RESIDUAL)
         PUT(y, next_asked[0], first + h, there, tile, in_tile, *putting)
         next_inputs, next_asked = moved_on(next_inputs), moved_on(next_asked)
