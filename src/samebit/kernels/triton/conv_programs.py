@@ -66,12 +66,6 @@ def output(
 
 
 @triton.jit
-def moved_on(values):
-    """A tuple whose first comes last."""
-    return values[1:] + values[:1]
-
-
-@triton.jit
 def places(token, query_start, num_rows, TAPS: tl.constexpr, ROW_BLOCK: tl.constexpr):
     """Which of ``token`` [N] are padding, and which have all their inputs in the step."""
     end, start = tl.load(query_start + num_rows), tl.zeros_like(token)
@@ -150,12 +144,11 @@ def convolve_row(
     kept, tag, value = tokens_to_keep(
         x, write_rows, write_tags, token, last, channel, x_stride, is_first, KEPT, CHANNELS
     )
-    # One after the other in a loop: what is written out for each would run once, and take as long to be fetched.
-    next_inputs, next_asked, there = window, asked, tl.full((), True, tl.int1)
-    for h in range(0, tl.minimum(last - first, HISTORY)):
-        y = output(next_inputs, weights, next_asked[0], 0, TAPS, IS_SHIFT, HAS_RESIDUAL)
-        PUT(y, next_asked[0], first + h, there, tile, in_tile, *putting)
-        next_inputs, next_asked = moved_on(next_inputs), moved_on(next_asked)
+    for h in tl.static_range(HISTORY):
+        if first + h < last:
+            y = output(window, weights, asked[h], h, TAPS, IS_SHIFT, HAS_RESIDUAL)
+            there = tl.full((), True, tl.int1)
+            PUT(y, asked[h], first + h, there, tile, in_tile, *putting)
     for start in range(SCAN, num_dests, SCAN):
         dest = tl.maximum(dest, dest_rows(entry_dest, start, num_dests, SCAN))
     if tl.max(dest, axis=0) > SINK_ROW:
