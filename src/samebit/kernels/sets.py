@@ -93,9 +93,9 @@ class KernelSet:
     def step_index(self, fields: list[Tensor], tables: list[Tensor], results: list[Tensor], sizes: IndexSizes) -> None:
         """Positions, ring rows, page slots and tags of a step, from its inputs and the slot tables.
 
-        ``fields``, ``tables`` and ``results`` (made by ``index_results``) are in the order of IndexFields, INDEX_TABLES and INDEX_RESULTS,
-        where groups follow. Page deltas are applied first; last, ``tables`` get what the step's kernels are going to write. What a row
-        reads from is decided before that.
+        ``fields``, ``tables`` and ``results`` (made by ``index_results``) are in the order of IndexFields, INDEX_TABLES
+        and INDEX_RESULTS, where groups follow. Page deltas are applied first; last, ``tables`` get what the step's
+        kernels are going to write. What a row reads from is decided before that.
         """
         self._ops.step_index(fields, tables, results, sizes)
 
@@ -374,15 +374,14 @@ class KernelSet:
     def sample(self, logits: Tensor, cols: SampleColumns) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Draw one token per row of ``logits`` [L, V]: ids int32, logprobs fp32, ranks int32, finite bool, each [L].
 
-        Contract. scaled = logit / temperature in fp32. Filters in this order, on tokens sorted by descending scaled logit,
-        ties to the lower id: top-k keeps the first k; top-p keeps the smallest prefix of what top-k left whose share of that
-        mass is >= top_p; min-p keeps tokens whose probability is >= min_p times the largest. The most likely token always
-        stays. The token is the argmax over the kept of scaled + noise, ties to the lower id, with the noise of
-        ``samebit.kernels.noise.gumbel_noise``. Temperature 0: argmax of the logits, ties to the lower id. A ``target`` >= 0
-        is taken as the token. Logprobs are the fp32 log-softmax of the raw logits at the token. The rank is 1 + the number of
-        tokens with a larger logit, or an equal one and a lower id. A row with a NaN or an infinity returns token 0, an
-        unspecified logprob and rank, and finite = False; ban a token with a large negative logit such as -1e30, not with
-        -inf.
+        Contract. scaled = logit / temperature in fp32. Filters in this order, on tokens sorted by descending scaled logit, ties to
+        the lower id: top-k keeps the first k; top-p keeps the smallest prefix of what top-k left whose share of that mass is >=
+        top_p; min-p keeps tokens whose probability is >= min_p times the largest. The most likely token always stays. The token is
+        the argmax over the kept of scaled + noise, ties to the lower id, with the noise of ``samebit.kernels.noise.gumbel_noise``.
+        Temperature 0: argmax of the logits, ties to the lower id. A ``target`` >= 0 is taken as the token. Logprobs are the fp32
+        log-softmax of the raw logits at the token. The rank is 1 + the number of tokens with a larger logit, or an equal one and a
+        lower id. A row with a NaN or an infinity returns token 0, an unspecified logprob and rank, and finite = False; ban a token
+        with a large negative logit such as -1e30, not with -inf.
         """
         tokens, logprobs, ranks, finite = self._ops.sample(logits, *cols.tensors, self.num_threads)
         return tokens, logprobs, ranks, finite
