@@ -58,7 +58,7 @@ AHEAD_MUTANTS = [
         "guesses that were wrong count for the row behind them",
         "A row that was planned before the guesses in flight were verified stays where it would begin if all were right.",
         (),
-        (edit(SCHEDULER + "_commit_row", "sequence.flight.move_back(rejected)", "pass"),),
+        (edit(SCHEDULER + "_commit_row", "sequence.flight.end -= rejected", "pass"),),
         "ahead",
         "Error",
     ),

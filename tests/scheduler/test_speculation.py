@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import msgspec
 import pytest
@@ -69,6 +70,20 @@ def test_right_guesses_take_fewer_steps():
             steps[accepts] += 1
     assert steps[()] == steps[0,] >= 20
     assert steps[9,] <= 6
+
+
+def test_a_request_whose_guesses_were_wrong_is_tried_again_later():
+    world = World(make_geometry(max_drafts=4, num_pages=(200, 200), max_length=200), accepts=(0,))
+    costly = SpeculativeConfig(method="ngram", token_cost=0.3)
+    world.scheduler._config = msgspec.structs.replace(world.scheduler._config, speculative_config=costly)
+    world.add(SHARED[:5], max_tokens=150)
+    with_guesses = []
+    for _ in range(100):
+        world.step()
+        with_guesses.append(any(row.num_drafts for row in world.plan.rows))
+    text = "".join("g" if guessed else "." for guessed in with_guesses)
+    assert text.startswith(".ggg")
+    assert len(re.findall(r"\.\.g", text)) > 10, text
 
 
 def test_guesses_that_are_not_verified_yet_hold_no_step_up():

@@ -14,6 +14,7 @@ COMMAND = [sys.executable, "-c", "from samebit.cli import app; app()", "train"]
         (("export", "nowhere", "nothing", "target"), "no stage has ended"),
         (("nano", "nowhere", "nothing", "--stage", "1", "--recipe", "mini"), "recipe='mini'"),
         (("corpus", "nowhere", "--package", "click"), "1 packages"),
+        (("corpus", "nowhere", "--tokenizer", "nobody"), "model 'nobody'"),
         (("drafter", "nano", "nowhere", "run", "--recipe", "mini"), "recipe='mini'"),
         (("assess-drafter", "nano", "nowhere", "nothing"), "nothing"),
     ],

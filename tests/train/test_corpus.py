@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from samebit.core.errors import CheckpointError, ConfigError
+from samebit.engine.model_source import resolve_model
 from samebit.train import corpus
+from samebit.train.command import prepare_corpus
 from samebit.train.corpus import Package
 from samebit.train.tokens import (
     DOCUMENT_START,
@@ -141,6 +143,19 @@ def test_a_corpus_is_written_in_the_tokens_of_a_model(tmp_path, corpus_folder):
     assert found.tokenizer.get_vocab() == own.get_vocab()
     assert np.array_equal(found.train, load_data(corpus_folder).train)
     assert json.loads((tmp_path / "manifest.json").read_text())["vocab_size"] == VOCAB
+
+
+def test_the_command_takes_the_tokenizer_of_a_model(tmp_path):
+    prepare_corpus(tmp_path, [], FEW, 2, 10**5, "toy", "nano")
+    assert load_data(tmp_path).tokenizer.get_vocab() == tokenizer_of(resolve_model("nano")).get_vocab()
+
+
+def test_a_tokenizer_of_more_tokens_than_a_stream_can_name_is_refused(tmp_path):
+    words = [*SPECIAL_TOKENS, *(f"w{number}" for number in range(1 << 16))]
+    vocab = {word: number for number, word in enumerate(words)}
+    Tokenizer(models.WordLevel(vocab, unk_token=words[0])).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match="its tokenizer has 65552 tokens, more than the 65536 of a stream"):
+        tokenizer_of(tmp_path)
 
 
 def test_a_tokenizer_without_message_tokens_is_refused(tmp_path):

@@ -93,8 +93,12 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
             None, threads,
         )  # fmt: skip
 
-    def draw(*arguments: Any) -> Tensor:
-        tokens: Tensor = operators["sample"](*arguments)[0]
+    def draw(
+        logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor,
+        sample_index: Tensor, position: Tensor, target: Tensor, threads: int,
+    ) -> Tensor:  # fmt: skip
+        settings = temperature, top_k, top_p, min_p, seed, sample_index, position, target
+        tokens: Tensor = operators["sample"](logits, *settings, threads)[0]
         return tokens
 
     def turn_heads(

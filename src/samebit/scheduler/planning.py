@@ -30,12 +30,14 @@ from samebit.state.nodes import Checkpoint, CheckpointKind
 
 
 class PlannedRow(msgspec.Struct, eq=False):
-    """A sequence's share of a step, and where the plan asks for its parts. Made by `planned_row`.
+    """A sequence's share of a step, and where the plan asks for its parts. Made by `planned_row`; the scheduler's, until it is committed.
+
+    A struct, although it changes: one is made for each row of each step, and a dataclass takes several times as long.
 
     `state` is the sequence's state when it was planned, `resume` the checkpoint that its ring is filled from first. `drafts` are the
     guessed tokens at the row's end. `num_ahead`: how many tokens the step before it draws for the sequence, at most; these, and its own
-    guesses, only the device knows, and `start` is where the row begins if all guesses of that step are right, until that is known; `end`
-    is the position behind its tokens. `draws`: it reaches the last token that its sequence has then, and draws the next. `pending` pairs
+    guesses, only the device knows, and `start` is where the row begins if all guesses of that step are right; `end` is the position behind
+    its tokens, if they are, until that is known, and then where it is. `draws`: it reaches the last token that its sequence has then, and draws the next. `pending` pairs
     an entry's index with its checkpoint; `resume_entry` is the index of the entry that compares a resumed state's pages;
     of its logits rows, from `first_sample` on, the first `num_scored` score tokens and the others draw; `draft_index`: which
     of the step's proposals is its own.
@@ -55,11 +57,6 @@ class PlannedRow(msgspec.Struct, eq=False):
     first_sample: int = 0
     num_scored: int = 0
     draft_index: int | None = None
-
-    def move_back(self, num_tokens: int) -> None:
-        """It begins, and ends, so many positions before where it was planned."""
-        self.start -= num_tokens
-        self.end -= num_tokens
 
 
 def planned_row(
@@ -305,8 +302,7 @@ def next_row(sequence: Sequence, state: SequenceState) -> tuple[int, int] | None
 def may_pass_boundary(sequence: Sequence, state: SequenceState, end: int, config: EngineConfig) -> bool:
     """Whether a row up to `end`, whose first position the guesses in flight decide, may reach a boundary, or begin behind one."""
     flight = sequence.flight
-    if flight is None or not flight.drafts:
-        return False
+    assert flight is not None, "there are guesses in flight"
     return bool(
         _between(sequence, state, flight.end - len(flight.drafts), end, config.checkpoint_interval, config.page_size)
     )

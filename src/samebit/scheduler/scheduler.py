@@ -292,7 +292,7 @@ class Scheduler:
         accepted = output.accepted[number]
         rejected = len(row.drafts) - accepted
         if rejected and sequence.flight is not None:
-            sequence.flight.move_back(rejected)
+            sequence.flight.end -= rejected
         first = row.first_sample
         behind = first + row.num_scored + (1 + accepted if row.draws else 0)
         samples, finite = output.samples[first:behind], output.finite[first:behind]

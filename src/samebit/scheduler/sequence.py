@@ -19,14 +19,10 @@ from samebit.state.manager import SequenceState
 class Flight(Protocol):
     """A sequence's row that is planned and not committed, as far as the next one depends on it (planning.PlannedRow)."""
 
-    start: int
     end: int
     drafts: list[int]
     draws: bool
     draft_index: int | None
-
-    def move_back(self, num_tokens: int) -> None:
-        """It begins, and ends, so many positions before where it was planned."""
 
 
 Status = Literal["waiting", "running", "publishing", "done"]

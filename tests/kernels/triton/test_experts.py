@@ -148,7 +148,7 @@ def test_everybody_may_choose_the_same_experts(device, activation):
 
 
 @pytest.mark.parametrize("is_grouped", [True, False])
-def test_padding_tokens_run_no_expert_and_give_zeros(device, activation, monkeypatch, is_grouped):
+def test_padding_tokens_give_zeros_whatever_they_hold(device, activation, monkeypatch, is_grouped):
     monkeypatch.setattr(experts, "is_ungrouped", lambda *_: not is_grouped)
     case = Case(device, activation, 8, 20, 17, routed=2, shared=1, top_k=1)
     clean = case(slice(5))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from samebit.engine.engine import Engine
 from samebit.speculative.block_config import block_tensors, parse_block_config
 from samebit.train.drafters.assess import run as run_assessment
 from samebit.train.drafters.block import BlockDrafter
+from samebit.train.drafters.command import train_drafters
 from samebit.train.drafters.loop import DrafterTrainer, rate_multiplier
 from samebit.train.drafters.recipe import DRAFTER_RECIPES, LOSSES
 from samebit.train.drafters.students import BlockStudent
@@ -246,6 +248,27 @@ def test_the_rate_rises_and_falls_to_nothing():
     assert rate_multiplier(RECIPE, 0, 0.0) == pytest.approx(1 / RECIPE.warmup)
     assert rate_multiplier(RECIPE, 100, 0.5) == pytest.approx(0.5)
     assert rate_multiplier(RECIPE, 100, 1.0) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("change", ["other tokens", "more tokens"])
+def test_a_corpus_in_the_tokens_of_another_model_is_refused(target_folder, corpus_folder, tmp_path, change):
+    """As many, in another order; or those that the model's folder has, but more than the model."""
+    folders = [shutil.copytree(folder, tmp_path / folder.name) for folder in (target_folder, corpus_folder)]
+    text = json.loads((corpus_folder / "tokenizer.json").read_text())
+    vocab = text["model"]["vocab"]
+    if change == "other tokens":
+        (first, a), (second, b) = list(vocab.items())[-2:]
+        vocab[first], vocab[second] = b, a
+        folders = folders[1:]
+    else:
+        text["added_tokens"].append({**text["added_tokens"][0], "id": len(vocab), "content": "<|one_more|>"})
+    for folder in folders:
+        (folder / "tokenizer.json").write_text(json.dumps(text))
+    with pytest.raises(ConfigError, match="its tokenizer is not that of"):
+        train_drafters(
+            str(tmp_path / target_folder.name), tmp_path / corpus_folder.name, tmp_path / "run", ["dflash"], "toy",
+            seconds=None, own_share=None, start=None, workers=0, seed=0,
+        )  # fmt: skip
 
 
 def test_what_does_not_exist_is_refused(target_folder, tmp_path):

@@ -62,8 +62,6 @@ TILES = {
 
 DEEP = {torch.bfloat16: Tile(16, 64, 2, 4, 4, 2)}
 """The first product's where there are so few tiles that each has a multiprocessor of its own, and all of its shared memory."""
-UNGROUPED_ROWS = 64
-"""Weight rows of such a tile."""
 
 
 def tiles_of(num_pairs: int, num_experts: int, intermediate: int, dtype: torch.dtype) -> Tiles:
@@ -82,8 +80,11 @@ def most_tiles(tile: Tile, num_pairs: int, num_experts: int) -> int:
 
 
 def is_ungrouped(num_tokens: int, num_slots: int, intermediate: int) -> bool:
-    """Whether each slot is a tile of its own: those of a single token, and of more where each tile has a multiprocessor of its own."""
-    of_outputs: int = triton.cdiv(intermediate, UNGROUPED_ROWS)
+    """Whether each slot is a tile of its own: those of a single token, and of more where each bf16 tile has a multiprocessor of its own.
+
+    Padding's slots are tiles then, too; what comes of them is not looked at.
+    """
+    of_outputs: int = triton.cdiv(intermediate, DEEP[torch.bfloat16].rows)
     return num_tokens == 1 or num_tokens * num_slots * of_outputs <= ENOUGH_PROGRAMS
 
 
@@ -331,6 +332,7 @@ def moe(
 
     ``expert_ids`` of live tokens are below E; those of padding may be anything.
     """
+    assert expert_ids.is_contiguous(), expert_ids.stride()
     if is_ungrouped(expert_ids.shape[0], expert_ids.shape[1], intermediate):
         groups = Groups(expert_ids.numel(), ids=expert_ids)
     else:

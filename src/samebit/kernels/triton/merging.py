@@ -11,7 +11,7 @@ from samebit.kernels.triton.last import PAST_L1, is_last
 from samebit.kernels.triton.softmax import merge, merge_tops
 
 FEW_ROWS, SOME_ROWS = tl.constexpr(4), tl.constexpr(8)
-"""Query rows of a tile up to which twice as many chunks are loaded together."""
+"""Query rows that are merged where a tile has no more, and with them twice as many chunks at once as where it has more."""
 
 
 @triton.jit

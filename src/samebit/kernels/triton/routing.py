@@ -196,7 +196,6 @@ def group_kernel(expert_ids, num_tokens, pairs, bounds, SLOTS: tl.constexpr, BLO
 def group(expert_ids: Tensor, num_tokens: Tensor, num_experts: int) -> Groups:
     """The pairs of ``expert_ids`` [T, slots] int32, of the first ``num_tokens`` [1] tokens, by expert; one's follow another's."""
     num_rows, slots = expert_ids.shape
-    assert expert_ids.is_contiguous(), expert_ids.stride()
     pairs = torch.empty(num_rows * slots, dtype=torch.int32, device=expert_ids.device)
     bounds = torch.empty((num_experts, 2), dtype=torch.int32, device=expert_ids.device)
     block, num_warps = SCAN[pairs.shape[0] > SCAN[0][0]]

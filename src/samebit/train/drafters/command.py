@@ -56,7 +56,8 @@ def train_drafters(
         folder = resolve_model(target_name)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         target = load_model(folder)
-        if data.tokenizer.get_vocab() != tokenizer_of(folder).get_vocab():
+        num_tokens, wanted = data.tokenizer.get_vocab_size(), target.config.unpadded_vocab_size
+        if num_tokens != wanted or data.tokenizer.get_vocab() != tokenizer_of(folder).get_vocab():
             raise ConfigError(f"{data_folder}: its tokenizer is not that of {target_name}")
         trainer = DrafterTrainer(recipe, target, run_folder, methods, device, start=start, seed=seed)
         phases.end("data and models")
