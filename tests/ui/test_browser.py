@@ -97,6 +97,28 @@ def test_stop_ends_the_request_and_keeps_what_was_drawn(start, visit):
     server.until(lambda: server.stat("num_aborted") == 1)
 
 
+def test_a_page_can_be_used_while_more_tokens_come_than_it_can_show(server, visit):
+    """All at once: nothing waits for the server between them."""
+    num_tokens = 20_000
+    choice = {
+        "token_ids": [5],
+        "logprobs": {"tokens": ["a "], "token_logprobs": [-1.0], "top_logprobs": [{"a ": -1.0}]},
+    }
+    event = "data: " + json.dumps({"id": "cmpl-many", "choices": [choice | {"finish_reason": None}]}) + "\n\n"
+    page = visit(server)
+    page.route(
+        "**/v1/completions", lambda route: route.fulfill(body=event * num_tokens, content_type="text/event-stream")
+    )
+    # As soon as anything else has its turn.
+    page.evaluate(
+        "setInterval(() => document.querySelector('.answer-tokens .token') && document.querySelector('#stop').click(), 1)"
+    )
+    ask(page, "as many as there are")
+    wait_answers(page, 1)
+    assert "ended: stopped" in page.inner_text(".facts")
+    assert page.locator(".answer-tokens .token").count() < num_tokens
+
+
 def endless_prompt():
     return {"count": 1, "max_model_len": 4096, "tokens": [ENDLESS], "token_strs": ["x"]}
 

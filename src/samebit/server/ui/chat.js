@@ -2,11 +2,12 @@
 // model sees or draws has its id, its logprob and its place in a step. Turns are sent back with their ids.
 
 import { events, postJson } from "./api.js";
-import { byId, count, element, fill, plural, seconds } from "./dom.js";
+import { byId, count, element, fill, nextTask, plural, seconds } from "./dom.js";
 import { explore, hide, isControl, kindsOf, mark, tokenElement } from "./tokens.js";
 
 const NUM_TOPS = 5;
 const KINDS_EVERY_MS = 500;
+const FRAME_MS = 16;
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 
 export const last = { name: null };
@@ -110,6 +111,7 @@ function summary(answer, reason) {
 }
 
 async function run(answer, body, signal) {
+  let paused = performance.now();
   for await (const event of events("v1/completions", body, signal)) {
     answer.name ??= event.id;
     last.name = answer.name;
@@ -122,7 +124,12 @@ async function run(answer, body, signal) {
       answer.reason = choice.finish_reason ?? answer.reason;
     }
     if (event.usage) markCached(answer.prompt, event.usage.prompt_tokens_details.cached_tokens);
-    stick();
+    if (performance.now() - paused > FRAME_MS) {
+      stick();
+      await nextTask();
+      signal.throwIfAborted(); // what came before the click is not shown either
+      paused = performance.now();
+    }
   }
 }
 

@@ -1,5 +1,18 @@
 // Elements, numbers as text, and polling. Text goes into elements as text only, never as markup.
 
+// Lets the browser take a click or draw: events that are there already follow one another without a pause. A timer would wait
+// for a second in a tab that is not seen.
+export function nextTask() {
+  const { port1, port2 } = new MessageChannel();
+  return new Promise((resolve) => {
+    port1.onmessage = () => {
+      port1.close();
+      resolve();
+    };
+    port2.postMessage(null);
+  });
+}
+
 export const byId = (id) => document.getElementById(id);
 
 // An element of class `kind`. `parts` are elements or text; `attributes` as in markup, functions as listeners.
