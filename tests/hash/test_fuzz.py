@@ -11,7 +11,7 @@ from samebit.audit.replay import Abort, Damage, Drain, Evict, Step
 from tests.hash.fuzzer import LAYOUTS, SHARED, VOCAB, EngineMachine, World
 
 TestAnyHistory = EngineMachine.TestCase
-TestAnyHistory.settings = hypothesis_settings(max_examples=60, stateful_step_count=25)
+TestAnyHistory.settings = hypothesis_settings(max_examples=100, stateful_step_count=25)
 
 
 @pytest.mark.slow
