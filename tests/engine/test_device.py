@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from samebit.core.config import EngineConfig
+from samebit.core.config import EngineConfig, SpeculativeConfig
 from samebit.core.errors import ConfigError, ModelError
 from samebit.engine import device as device_module
 from samebit.engine import loading
@@ -52,6 +52,18 @@ def test_whoever_asks_for_a_cpus_kernels_gets_a_cpu(monkeypatch):
     assert (found.device, found.dtype, found.graph) == ("cuda", "bfloat16", "cuda")
     with pytest.raises(ConfigError, match="kernels='native': must be 'auto' or one of 'triton' on a cuda device"):
         settled(EngineConfig(device="cuda", kernels="native"), NANO)
+
+
+def test_what_a_token_costs_is_the_devices_unless_it_is_said(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    def found(device, **settings):
+        wanted = SpeculativeConfig(method="ngram", **settings)
+        return settled(EngineConfig(device=device, speculative_config=wanted), NANO).speculative_config.token_cost
+
+    assert found("cpu") > found("cuda") > 0
+    assert found("cpu", token_cost=0.0) == found("cuda", token_cost=0.0) == 0
+    assert found("cuda", token_cost=0.4) == 0.4
 
 
 @pytest.mark.parametrize(

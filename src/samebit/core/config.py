@@ -49,7 +49,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     "dspark" a drafter with weights of its own, `model`: a folder or a hub name (None: the one bundled with the model).
     `num_speculative_tokens`: most guesses a step (None: 8 for "ngram", one for each draft head, a whole block).
     `prompt_lookup_min`, `prompt_lookup_max`: lengths of the suffixes that "ngram" looks up. `token_cost`: what one more token
-    costs in a step, as a share of what a step costs without any; guesses that do not pay are not verified (0: all are). `draft_cost`:
+    costs in a step, as a share of what a step costs without any (None: by the device); guesses that do not pay are not verified (0: all are). `draft_cost`:
     what guessing for one request costs on the device, as such a share (None: by the drafter's size); where it does not pay, nobody guesses.
     """
 
@@ -58,7 +58,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     num_speculative_tokens: int | None = None
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
-    token_cost: float = 0.15
+    token_cost: float | None = None
     draft_cost: float | None = None
 
     def validate(self) -> None:
@@ -75,7 +75,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise ConfigError(
                 f"speculative_config.model={self.model!r}: method {self.method!r} takes no drafter of its own"
             )
-        if not 0 <= self.token_cost < float("inf"):
+        if self.token_cost is not None and not 0 <= self.token_cost < float("inf"):
             raise ConfigError(f"speculative_config.token_cost={self.token_cost}: must be a number, at least 0")
         if self.draft_cost is not None and not 0 <= self.draft_cost < float("inf"):
             raise ConfigError(f"speculative_config.draft_cost={self.draft_cost}: must be a number, at least 0")

@@ -33,6 +33,9 @@ _CHOICES = {
     "graph": {"cpu": ("eager", "trace"), "cuda": ("eager", "trace", "cuda")},
     "dtype": {"cpu": ("float32",), "cuda": ("float32", "bfloat16")},
 }
+# What a token more costs in a step, as a share of what one costs without any: on a CPU a step's time goes with its tokens; on a GPU it hardly does
+# once there are some. See docs/speculation.md for what they were measured with.
+_TOKEN_COSTS = {"cpu": 0.15, "cuda": 0.02}
 # Of the memory that a step takes: the graphs keep their own, and steps that run eagerly take it once more.
 _WORKSPACES = 2
 
@@ -56,7 +59,12 @@ def settled(config: EngineConfig, folder: Path) -> EngineConfig:
     if graph == "auto":
         graph = "cuda" if device == "cuda" else "eager"
     is_async = device == "cuda" if config.async_scheduling is None else config.async_scheduling
-    return msgspec.structs.replace(config, device=device, dtype=dtype, graph=graph, async_scheduling=is_async)
+    speculation = config.speculative_config
+    if speculation is not None and speculation.token_cost is None:
+        speculation = msgspec.structs.replace(speculation, token_cost=_TOKEN_COSTS[device])
+    return msgspec.structs.replace(
+        config, device=device, dtype=dtype, graph=graph, async_scheduling=is_async, speculative_config=speculation
+    )
 
 
 def _stored_dtype(folder: Path) -> Literal["float32", "bfloat16"]:

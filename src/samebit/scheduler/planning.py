@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from samebit.core.config import EngineConfig, Schedule
+from samebit.core.config import EngineConfig, Schedule, SpeculativeConfig
 from samebit.core.plan import (
     DRAW,
     NO_SNAPSHOT,
@@ -227,8 +227,8 @@ def worthy_guesses(
     if num_running < config.max_num_seqs:
         num_left += sum(len(sequence.token_ids) for sequence in waiting)
     num_tokens = min(num_left, config.max_num_batched_tokens)
-    token_cost = config.speculative_config.token_cost if config.speculative_config else 0.0
-    least = least_survival((survivals for _, survivals in offers.values()), num_tokens, num_draws, token_cost)
+    survivals_of_all = (survivals for _, survivals in offers.values())
+    least = least_survival(survivals_of_all, num_tokens, num_draws, _token_cost(config.speculative_config))
     return {request_id: worth(offer, survivals, least) for request_id, (offer, survivals) in offers.items()}
 
 
@@ -239,7 +239,15 @@ def is_worth_drafting(planned: list[PlannedRow], config: EngineConfig, geometry:
         return most > 0
     rates = [row.sequence.estimate.rate for row in planned if _has_room_for_drafts(row)]
     num_tokens = sum(row.num_tokens - len(row.drafts) for row in planned)
-    return drafting_pays(rates, most, num_tokens, speculation.token_cost, speculation.draft_cost or 0.0)
+    return drafting_pays(rates, most, num_tokens, _token_cost(speculation), speculation.draft_cost or 0.0)
+
+
+def _token_cost(speculation: SpeculativeConfig | None) -> float:
+    """What a token more costs in a step; nothing where guesses come from elsewhere."""
+    if speculation is None:
+        return 0.0
+    assert speculation.token_cost is not None, "settings are settled first"
+    return speculation.token_cost
 
 
 def _has_guesses(sequence: Sequence) -> bool:

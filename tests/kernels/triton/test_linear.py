@@ -209,6 +209,12 @@ def test_tiles_are_no_wider_than_few_tokens_and_large_where_they_are_many():
     assert linear.tile_of(8192, 2048, 2048, torch.bfloat16) == TILES[torch.bfloat16][0]
 
 
+def test_no_more_is_loaded_ahead_than_there_is():
+    assert linear.stages_for(4, span=4, num_in=256, dtype=torch.bfloat16) == 2
+    assert linear.stages_for(6, span=1, num_in=112, dtype=torch.bfloat16) == 3
+    assert linear.stages_for(4, span=2, num_in=2048, dtype=torch.bfloat16) == 4
+
+
 @pytest.mark.parametrize("wide", [False, True])
 def test_the_library_computes_the_same_product(device, activation, wide, plain_torch):
     x, weight = operands(device, activation, 17, 100, 96)

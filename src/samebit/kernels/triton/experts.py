@@ -16,7 +16,7 @@ from torch import Tensor
 from samebit.kernels.composed import in_order
 from samebit.kernels.triton.last import MAX_COUNTERS, PAST_L1, counters, is_last
 from samebit.kernels.triton.launch import dot_dtype, launch, num_programs
-from samebit.kernels.triton.linear import BLOCK_K, ENOUGH_PROGRAMS, chain, whole_span
+from samebit.kernels.triton.linear import BLOCK_K, ENOUGH_PROGRAMS, chain, stages_for, whole_span
 from samebit.kernels.triton.routing import FEW_PAIRS, Choice, Groups, assign, expert_of, group, route, ungrouped, weigh
 from samebit.kernels.triton.token_experts import down_of_tokens
 
@@ -365,9 +365,10 @@ def apply_experts(
         return (min(num_programs(x.device, tile.programs), most),)
 
     def compiled(tile: Tile, num_out: int, num_in: int) -> dict[str, Any]:
+        span = whole_span(tile.span, num_in, x.dtype)
         return {
-            "TILES": triton.cdiv(num_out, tile.rows), "BLOCK_T": tile.tokens, "SPAN": whole_span(tile.span, num_in, x.dtype),
-            "EVEN_K": num_in % BLOCK_K[x.dtype] == 0, "num_warps": tile.num_warps, "num_stages": tile.num_stages, **experts, **dot,
+            "TILES": triton.cdiv(num_out, tile.rows), "BLOCK_T": tile.tokens, "SPAN": span, "EVEN_K": num_in % BLOCK_K[x.dtype] == 0,
+            "num_warps": tile.num_warps, "num_stages": stages_for(tile.num_stages, span, num_in, x.dtype), **experts, **dot,
         }  # fmt: skip
 
     choosing = {} if groups.choice is None else groups.choice.arguments(weights, tiles.gate_up.num_warps)

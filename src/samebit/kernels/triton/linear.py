@@ -117,6 +117,12 @@ def whole_span(span: int, num_in: int, dtype: torch.dtype) -> int:
     return span
 
 
+def stages_for(num_stages: int, span: int, num_in: int, dtype: torch.dtype) -> int:
+    """``num_stages``, or as many as have all of K under way: further ones take shared memory, and with it time, for nothing."""
+    steps: int = triton.cdiv(num_in, span * BLOCK_K[dtype])
+    return min(num_stages, 1 + steps)
+
+
 @triton.jit
 def chain(
     weights,  # [BLOCK_N, 1] pointers to weight rows
@@ -265,6 +271,7 @@ def linear(activation: torch.dtype, x: Tensor, weight: Tensor, num_out: int, wid
         found = torch.empty((segments, num_rows, num_out) if cut else 0, dtype=torch.float32, device=x.device)
         launch_segments(x, weight, found, out, tile, is_cut=cut)
         return out
+    span = whole_span(tile.span, num_in, activation)
     launch(
         linear_kernel,
         (num_tiles(tile, num_rows, num_out),),
@@ -272,12 +279,12 @@ def linear(activation: torch.dtype, x: Tensor, weight: Tensor, num_out: int, wid
         BLOCK_N=tile.weights,
         BLOCK_T=tile.tokens,
         BLOCK_K=BLOCK_K[activation],
-        SPAN=whole_span(tile.span, num_in, activation),
+        SPAN=span,
         EVEN_K=num_in % BLOCK_K[activation] == 0,
         GROUP=GROUP,
         DOT=dot_dtype(activation),
         num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        num_stages=stages_for(tile.num_stages, span, num_in, activation),
     )  # fmt: skip
     return out
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from samebit.kernels.triton.launch import dot_dtype, launch
-from samebit.kernels.triton.linear import BLOCK_K, ENOUGH_PROGRAMS, chain, whole_span
+from samebit.kernels.triton.linear import BLOCK_K, ENOUGH_PROGRAMS, chain, stages_for, whole_span
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +109,11 @@ def down_of_tokens(hidden: Tensor, w2: Tensor, ids: Tensor, weights: Tensor, num
     num_rows, num_slots = weights.shape
     tile = tile_of(num_rows, width, num_slots, hidden.dtype)
     columns, slots_width = columns_of(tile, num_slots), triton.next_power_of_2(num_slots)
+    span = whole_span(tile.span, num_in, hidden.dtype)
     launch(
         down_of_tokens_kernel, (triton.cdiv(width, columns), num_rows),
         hidden, w2, ids, weights, num_tokens, out, width, num_in,
         SLOTS=num_slots, EXPERTS=num_experts, SLOTS_WIDTH=slots_width, BLOCK_H=columns, BLOCK_T=max(16, slots_width),
-        BLOCK_K=BLOCK_K[hidden.dtype], SPAN=whole_span(tile.span, num_in, hidden.dtype),
-        EVEN_K=num_in % BLOCK_K[hidden.dtype] == 0, DOT=dot_dtype(hidden.dtype),
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        BLOCK_K=BLOCK_K[hidden.dtype], SPAN=span, EVEN_K=num_in % BLOCK_K[hidden.dtype] == 0, DOT=dot_dtype(hidden.dtype),
+        num_warps=tile.num_warps, num_stages=stages_for(tile.num_stages, span, num_in, hidden.dtype),
     )  # fmt: skip
