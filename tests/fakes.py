@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import takewhile, zip_longest
 
+import msgspec
+
 from samebit.core.plan import (
     NO_SNAPSHOT,
     BatchPlan,
@@ -46,6 +48,15 @@ def make_geometry(
         "max_length": 64,
     }
     return StateGeometry(layout=layout, **{**settings, **sizes})
+
+
+def logits_rows(plan: BatchPlan) -> list[PlanSample]:
+    """The samples of a plan, one for each logits row."""
+    return [
+        msgspec.structs.replace(sample, offset=sample.offset + place, count=1)
+        for sample in plan.samples
+        for place in range(sample.count)
+    ]
 
 
 @dataclass(frozen=True)
@@ -184,13 +195,14 @@ class FakeRunner:
             else:
                 values = self._attend(mixer, rows, values)
         self._record(rows)
-        samples = [self._sample(sample, rows[sample.row], values[sample.row]) for sample in plan.samples]
-        accepted = [self._accept(number, row, plan, samples) for number, row in enumerate(rows)]
+        wanted = logits_rows(plan)
+        samples = [self._sample(sample, rows[sample.row], values[sample.row]) for sample in wanted]
+        accepted = [self._accept(number, row, wanted, samples) for number, row in enumerate(rows)]
         pages = [self._pages_intact(rows[entry.row].plan.slot, entry.boundary) for entry in plan.entries]
         written = [self._is_written(entry) for entry in plan.entries]
         drafts = [self._draft(plan.rows[draft.row]) for draft in plan.drafts]
         nobody_knows = [[1.0] * len(guesses) for guesses in drafts]
-        finite = [plan.rows[sample.row].request_id not in self.not_finite for sample in plan.samples]
+        finite = [plan.rows[sample.row].request_id not in self.not_finite for sample in wanted]
         return StepOutput(plan.step, samples, finite, accepted, intact, pages, written, drafts, nobody_knows)
 
     def damage_snapshot(self, snapshot: int, stream: int, row: int) -> None:
@@ -327,9 +339,9 @@ class FakeRunner:
         self.drafts[row.slot] = guesses
         return guesses
 
-    def _accept(self, number: int, row: _Row, plan: BatchPlan, samples: list[TokenLogprobs]) -> int:
+    def _accept(self, number: int, row: _Row, wanted: list[PlanSample], samples: list[TokenLogprobs]) -> int:
         """Drafts that are what was drawn in their places; the slot's length and last token follow."""
-        drawn = [s.token_id for p, s in zip(plan.samples, samples, strict=True) if p.row == number and p.target < 0]
+        drawn = [s.token_id for p, s in zip(wanted, samples, strict=True) if p.row == number and p.target < 0]
         guesses = row.token_ids[len(row.token_ids) - row.plan.num_drafts :]
         assert len(drawn) == len(guesses) + 1 or not guesses, "a draft has no draw in its place"
         pairs = zip(guesses, drawn, strict=False)

@@ -45,7 +45,7 @@ class Bucket(NamedTuple):
         return Bucket(
             tokens=max(1, plan.num_tokens + plan.pad_tokens),
             rows=len(plan.rows) + plan.pad_rows,
-            samples=max(1, len(plan.samples)),
+            samples=max(1, plan.num_samples),
             edits=sum([len(edit.token_ids) for edit in edits]),
             entries=len(plan.entries),
             deltas=len(plan.page_deltas),
@@ -191,13 +191,15 @@ class InputBuffer:
         if self._sent is not None:
             self._sent.synchronize()  # the step before is still to take its inputs from here
         np.copyto(self._bytes, self._inert)
+        counts = [sample.count for sample in plan.samples]
+        firsts = list(accumulate(counts, initial=0))
         if plan.rows:
-            self._fill_rows(plan)
-        self._put(_SAMPLE_FIELDS, map(msgspec.structs.astuple, plan.samples))
+            self._fill_rows(plan, firsts)
+        self._fill_samples(plan, counts, firsts)
         if self.bucket.edits:
-            self._fill_edits(plan)
+            self._fill_edits(plan, firsts)
         if self.bucket.masks:
-            self._fill_masks(plan)
+            self._fill_masks(plan, firsts)
         self._put(_ENTRY_FIELDS, map(msgspec.structs.astuple, plan.entries))
         self._put(_DELTA_FIELDS, map(msgspec.structs.astuple, plan.page_deltas))
         if plan.drafts:
@@ -211,16 +213,27 @@ class InputBuffer:
         """Write the columns of `rows` to the fields of these names, in order; further columns are left out."""
         self._put_columns(zip(names, zip(*rows, strict=True), strict=False))
 
-    def _put_columns(self, columns: Iterable[tuple[str, Any]]) -> None:
-        """Write columns, each to the field of its name. Any: a sequence of numbers, or an array."""
+    def _put_columns(self, columns: Iterable[tuple[str, Any]], counts: Sequence[int] = ()) -> None:
+        """Write columns, each to the field of its name, every number `counts` times if that is given. Any: a sequence of numbers, or an array."""
         for name, column in columns:
             # Where zeros are inert, they are there already.
             if name in _INERT or any(column):
-                self._host[name][: len(column)] = column
+                host = self._host[name]
+                values = np.repeat(np.array(column, host.dtype), counts) if counts else column
+                host[: len(values)] = values
 
-    def _fill_edits(self, plan: BatchPlan) -> None:
+    def _fill_samples(self, plan: BatchPlan, counts: list[int], firsts: list[int]) -> None:
+        columns = zip(_SAMPLE_FIELDS, zip(*map(msgspec.structs.astuple, plan.samples), strict=True), strict=False)
+        num_samples = firsts[-1]
+        if num_samples == len(counts):
+            self._put_columns(columns)
+            return
+        self._put_columns(columns, counts)
+        self._host["sample_offsets"][:num_samples] += np.arange(num_samples) - np.repeat(firsts[:-1], counts)
+
+    def _fill_edits(self, plan: BatchPlan, firsts: list[int]) -> None:
         host, start = self._host, 0
-        for number, sample in enumerate(plan.samples):
+        for number, sample in zip(firsts, plan.samples, strict=False):
             edits = sample.edits
             if not edits.token_ids:
                 continue
@@ -230,14 +243,15 @@ class InputBuffer:
             host["edit_penalties"][part] = edits.penalties
             host["edit_shifts"][part] = edits.shifts
 
-    def _fill_masks(self, plan: BatchPlan) -> None:
-        masked = [(number, sample.edits.allowed) for number, sample in enumerate(plan.samples) if sample.edits.allowed]
+    def _fill_masks(self, plan: BatchPlan, firsts: list[int]) -> None:
+        numbered = zip(firsts, plan.samples, strict=False)
+        masked = [(number, sample.edits.allowed) for number, sample in numbered if sample.edits.allowed]
         words = self._host["mask_words"].reshape(self.bucket.masks, self.bucket.mask_words)
         for row, (number, allowed) in enumerate(masked):
             self._host["mask_samples"][row] = number
             words[row, : len(allowed) // 4] = np.frombuffer(allowed, np.dtype("<i4"))
 
-    def _fill_rows(self, plan: BatchPlan) -> None:
+    def _fill_rows(self, plan: BatchPlan, first_samples: list[int]) -> None:
         host, given = self._host, zip(*map(msgspec.structs.astuple, plan.rows), strict=True)
         _, slots, owners, starts, counts, token_ids, resumes, resume_tags, num_drafts = given
         *firsts, num_tokens = accumulate(counts, initial=0)
@@ -248,7 +262,7 @@ class InputBuffer:
                 assert len(ids) == count, "a row names all its tokens or none"
                 host["token_ids"][first : first + count] = ids
         first_draw = [-1] * len(slots)
-        for number, sample in zip(range(len(plan.samples) - 1, -1, -1), reversed(plan.samples), strict=True):
+        for number, sample in zip(reversed(first_samples[:-1]), reversed(plan.samples), strict=True):
             if sample.target == DRAW:
                 first_draw[sample.row] = number
         columns = {

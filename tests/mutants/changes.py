@@ -114,7 +114,7 @@ def pad_rows_with_a_live_slot(original, buffer, plan):
 def seeds_of_the_neighbour(original, buffer, plan):
     view = original(buffer, plan)
     seeds = buffer._host["sample_seeds"]
-    seeds[: len(plan.samples)] = seeds[: len(plan.samples)][::-1].copy()
+    seeds[: plan.num_samples] = seeds[: plan.num_samples][::-1].copy()
     return view
 
 

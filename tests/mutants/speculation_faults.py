@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import torch
 
+from tests.fakes import logits_rows
 from tests.mutants.changes import FILL, after_index
 from tests.mutants.edits import Mutant, edit, wrap
 
@@ -71,7 +72,7 @@ def leave_guesses_out(original, row):
 def verify_greedily(original, buffer, plan):
     """Draws that verify a guess have no temperature."""
     view = original(buffer, plan)
-    for number, sample in enumerate(plan.samples):
+    for number, sample in enumerate(logits_rows(plan)):
         row = plan.rows[sample.row]
         if row.num_drafts and sample.offset < row.num_tokens - 1:
             buffer._host["sample_temperature"][number] = 0.0

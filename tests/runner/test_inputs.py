@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+import msgspec
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from samebit.core.plan import DRAW, BatchPlan, CheckpointEntry, PageDelta, PlanDraft, PlanRow, PlanSample, owner_tag
 from samebit.inputs import Bucket, InputBuffer, StaticInputs, owner_tags
+from tests.fakes import logits_rows
 
 CPU = torch.device("cpu")
 small, wide = st.integers(0, 1 << 20), st.integers(-(1 << 63), (1 << 63) - 1)
@@ -29,7 +31,8 @@ def plans(draw):
         rows.append(PlanRow("r", slot, owner, start, count, ids, resume, draw(wide), draw(st.integers(0, 3))))
         for target in draw(st.lists(st.sampled_from([DRAW, 7]), max_size=3)):
             settings = (draw(shares), draw(small), draw(shares), draw(shares), draw(wide), draw(small))
-            samples.append(PlanSample(number, draw(small), target, *settings, num_top=0))
+            draws = draw(st.integers(1, 3)) if target == DRAW else 1
+            samples.append(PlanSample(number, draw(small), target, *settings, num_top=0, count=draws))
     drawing = sorted({sample.row for sample in samples if sample.target == DRAW})
     drafts = [PlanDraft(row, draw(small)) for row in drawing if draw(st.booleans())]
     step = draw(small)
@@ -59,6 +62,7 @@ AXES = {"samples": "sample", "entries": "entry", "page_deltas": "delta", "rows":
 @given(plans())
 def test_each_number_of_a_plan_is_in_the_field_of_its_name(plan):
     found = filled(InputBuffer(Bucket.of(plan), CPU), plan)
+    plan = msgspec.structs.replace(plan, samples=logits_rows(plan))
     for items, names in NAMES.items():
         for suffix, name in (pair.split(":") for pair in names.split()):
             wanted = [getattr(item, name) for item in getattr(plan, items)]
@@ -75,7 +79,7 @@ def test_what_follows_from_a_plan_is_in_its_fields(plan):
             assert found["token_ids"][start : start + row.num_tokens].tolist() == row.token_ids
         assert found["row_continues"][number] == (row.num_tokens > 0 and not row.token_ids)
         assert found["row_tags"][number] == owner_tag(plan.step, row.owner)
-        draws = [i for i, sample in enumerate(plan.samples) if sample.row == number and sample.target == DRAW]
+        draws = [i for i, sample in enumerate(logits_rows(plan)) if sample.row == number and sample.target == DRAW]
         assert found["row_first_draw"][number] == (draws or [-1])[0]
         start += row.num_tokens
     for number, draft in enumerate(plan.drafts):

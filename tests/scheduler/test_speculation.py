@@ -10,7 +10,7 @@ import pytest
 
 from samebit.core.config import Schedule, SpeculativeConfig
 from samebit.core.request import SpeculationCounts
-from tests.fakes import VOCAB, make_geometry
+from tests.fakes import VOCAB, logits_rows, make_geometry
 from tests.forced_drafts import ForcedDrafts
 from tests.scheduler.test_properties import LAYOUTS, MAX_LENGTH, SHARED
 from tests.scheduler.world import World
@@ -330,8 +330,8 @@ def test_logits_that_are_not_finite_behind_a_rejected_guess_harm_nobody():
     execute = world.runner.execute
 
     def broken(plan):
-        rows = [plan.rows[sample.row] for sample in plan.samples]
-        pairs = zip(plan.samples, rows, strict=True)
+        samples = logits_rows(plan)
+        pairs = ((sample, plan.rows[sample.row]) for sample in samples)
         finite = [sample.offset < row.num_tokens - row.num_drafts for sample, row in pairs]
         return msgspec.structs.replace(execute(plan), finite=finite)
 

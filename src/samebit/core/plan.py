@@ -121,7 +121,8 @@ class LogitEdits(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class PlanSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One logits row: the token after token `offset` of batch row `row` is drawn, or `target` is scored (prompt logprobs).
 
-    A batch row with drafts draws after the token before them and after each of them, in order.
+    A batch row with drafts draws after the token before them and after each of them, in order. Where these draws have the same edits,
+    one sample stands for all: for `count` logits rows, whose offsets follow one another.
     `edits` change the logits that the draw sees; logprobs are those of the raw logits all the same.
     """
 
@@ -136,6 +137,7 @@ class PlanSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sample_index: int
     num_top: int
     edits: LogitEdits = LogitEdits()
+    count: int = 1
 
 
 class PlanDraft(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -171,9 +173,14 @@ class BatchPlan(msgspec.Struct, frozen=True, array_like=True):
         """Tokens of all rows."""
         return sum([row.num_tokens for row in self.rows])
 
+    @property
+    def num_samples(self) -> int:
+        """Logits rows of all samples."""
+        return sum([sample.count for sample in self.samples])
+
 
 class StepOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What the device answers: samples in plan order, and what was found intact.
+    """What the device answers: logits rows in the order of the plan's samples, and what was found intact.
 
     `samples[i]`: the drawn (or scored) token of the i-th logits row; `finite[i]` is false when any logit of it was NaN or infinite.
     `accepted[b]`: how many of row b's drafts, from the first on, are what the target drew there. `rows_intact[b]`: the

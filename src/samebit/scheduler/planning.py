@@ -95,6 +95,7 @@ def write_plan(
     samples: list[PlanSample] = []
     entries: list[CheckpointEntry] = []
     drafts: list[PlanDraft] = []
+    num_samples = 0
     for number, row in enumerate(planned):
         rows.append(_plan_row(row))
         wants_drafts = is_drafting and _has_room_for_drafts(row)
@@ -114,8 +115,8 @@ def write_plan(
                 if pending is not None:
                     row.pending += ((len(entries), pending),)
                     entries.append(pending.entry)
-        row.first_sample = len(samples)
-        _plan_samples(row, number, samples)
+        row.first_sample = num_samples
+        num_samples += _plan_samples(row, number, samples)
         if wants_drafts:
             row.draft_index = len(drafts)
             # The last page may end behind the last position that there is.
@@ -379,25 +380,31 @@ def _between(
     return sorted(found.items())
 
 
-def _plan_samples(row: PlannedRow, number: int, samples: list[PlanSample]) -> None:
-    """Add the logits rows of a batch row: prompt tokens to score; draws from the sequence's last token on, if the row reaches it."""
+def _plan_samples(row: PlannedRow, number: int, samples: list[PlanSample]) -> int:
+    """Add what a batch row needs of its logits: prompt tokens to score; draws from the sequence's last token on, if it gets there. How many rows that are."""
     sequence, start, drafts = row.sequence, row.start, row.drafts
     end, params = row.end - len(drafts), sequence.request.params
     temperature, top_k, top_p, min_p, seed, index = sequence.settings
     if row.num_tokens and params.prompt_logprobs is not None:
+        before = len(samples)
         for place in range(max(start + 1, next_scored(sequence)), min(end + 1, sequence.num_prompt)):
             target, num_top = sequence.token_ids[place], params.prompt_logprobs
             samples.append(
                 PlanSample(number, place - 1 - start, target, temperature, top_k, top_p, min_p, seed, index, num_top)
             )
-        row.num_scored = len(samples) - row.first_sample
-    if row.draws:
-        num_top, edits = params.logprobs or 0, NO_EDITS
-        for ahead in range(len(drafts) + 1):
-            if sequence.is_edited:
-                # Whoever is planned ahead has no edits that depend on what a token is, only on how many there are.
-                edits = sequence.logit_edits([DRAW] * row.num_ahead + drafts[:ahead])
-            offset = end - 1 - start + ahead
-            samples.append(
-                PlanSample(number, offset, DRAW, temperature, top_k, top_p, min_p, seed, index, num_top, edits)
-            )
+        row.num_scored = len(samples) - before
+    if not row.draws:
+        return row.num_scored
+    num_draws, first, num_top = 1 + len(drafts), end - 1 - start, params.logprobs or 0
+    if not sequence.is_edited:
+        samples.append(
+            PlanSample(number, first, DRAW, temperature, top_k, top_p, min_p, seed, index, num_top, NO_EDITS, num_draws)
+        )
+        return row.num_scored + num_draws
+    for ahead in range(num_draws):
+        # Whoever is planned ahead has no edits that depend on what a token is, only on how many there are.
+        edits = sequence.logit_edits([DRAW] * row.num_ahead + drafts[:ahead])
+        samples.append(
+            PlanSample(number, first + ahead, DRAW, temperature, top_k, top_p, min_p, seed, index, num_top, edits)
+        )
+    return row.num_scored + num_draws
