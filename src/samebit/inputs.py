@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samebit.core.plan import DRAW, MIX_FACTORS, OWNER_FACTOR, BatchPlan, drafter_of, step_word
+from samebit.core.plan import DRAW, MIX_FACTORS, OWNER_FACTOR, BatchPlan, PlanSample, drafter_of, step_word
 
 
 class Bucket(NamedTuple):
@@ -152,6 +152,9 @@ def _length(name: str, bucket: Bucket) -> int:
     }[axis]
 
 
+_Numbered = list[tuple[int, PlanSample]]
+"""Samples, each with its first logits row."""
+
 # Compilers make other code for addresses that are not multiples of this.
 _ALIGNMENT = 16
 
@@ -192,14 +195,18 @@ class InputBuffer:
             self._sent.synchronize()  # the step before is still to take its inputs from here
         np.copyto(self._bytes, self._inert)
         counts = [sample.count for sample in plan.samples]
-        firsts = list(accumulate(counts, initial=0))
+        *places, num_samples = accumulate(counts, initial=0)
+        numbered = list(zip(places, plan.samples, strict=True))
         if plan.rows:
-            self._fill_rows(plan, firsts)
-        self._fill_samples(plan, counts, firsts)
+            self._fill_rows(plan, numbered)
+        spread = counts if num_samples > len(counts) else ()
+        self._put(_SAMPLE_FIELDS, map(msgspec.structs.astuple, plan.samples), spread)
+        if spread:
+            self._host["sample_offsets"][:num_samples] += np.arange(num_samples) - np.repeat(places, spread)
         if self.bucket.edits:
-            self._fill_edits(plan, firsts)
+            self._fill_edits(numbered)
         if self.bucket.masks:
-            self._fill_masks(plan, firsts)
+            self._fill_masks(numbered)
         self._put(_ENTRY_FIELDS, map(msgspec.structs.astuple, plan.entries))
         self._put(_DELTA_FIELDS, map(msgspec.structs.astuple, plan.page_deltas))
         if plan.drafts:
@@ -209,49 +216,40 @@ class InputBuffer:
             self._sent.record()
         return self.view
 
-    def _put(self, names: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
+    def _put(self, names: Sequence[str], rows: Iterable[tuple[Any, ...]], spread: Sequence[int] = ()) -> None:
         """Write the columns of `rows` to the fields of these names, in order; further columns are left out."""
-        self._put_columns(zip(names, zip(*rows, strict=True), strict=False))
+        self._put_columns(zip(names, zip(*rows, strict=True), strict=False), spread)
 
-    def _put_columns(self, columns: Iterable[tuple[str, Any]], counts: Sequence[int] = ()) -> None:
-        """Write columns, each to the field of its name, every number `counts` times if that is given. Any: a sequence of numbers, or an array."""
+    def _put_columns(self, columns: Iterable[tuple[str, Any]], spread: Sequence[int] = ()) -> None:
+        """Write columns, each to the field of its name; its numbers so many times each, if `spread` says so. Any: a sequence of numbers, or an array."""
         for name, column in columns:
             # Where zeros are inert, they are there already.
             if name in _INERT or any(column):
                 host = self._host[name]
-                values = np.repeat(np.array(column, host.dtype), counts) if counts else column
+                values = np.repeat(np.array(column, host.dtype), spread) if spread else column
                 host[: len(values)] = values
 
-    def _fill_samples(self, plan: BatchPlan, counts: list[int], firsts: list[int]) -> None:
-        columns = zip(_SAMPLE_FIELDS, zip(*map(msgspec.structs.astuple, plan.samples), strict=True), strict=False)
-        num_samples = firsts[-1]
-        if num_samples == len(counts):
-            self._put_columns(columns)
-            return
-        self._put_columns(columns, counts)
-        self._host["sample_offsets"][:num_samples] += np.arange(num_samples) - np.repeat(firsts[:-1], counts)
-
-    def _fill_edits(self, plan: BatchPlan, firsts: list[int]) -> None:
+    def _fill_edits(self, numbered: _Numbered) -> None:
         host, start = self._host, 0
-        for number, sample in zip(firsts, plan.samples, strict=False):
+        for number, sample in numbered:
             edits = sample.edits
             if not edits.token_ids:
                 continue
+            assert sample.count == 1, "a sample with edits is one logits row"
             part = slice(start, start := start + len(edits.token_ids))
             host["edit_samples"][part] = number
             host["edit_tokens"][part] = edits.token_ids
             host["edit_penalties"][part] = edits.penalties
             host["edit_shifts"][part] = edits.shifts
 
-    def _fill_masks(self, plan: BatchPlan, firsts: list[int]) -> None:
-        numbered = zip(firsts, plan.samples, strict=False)
+    def _fill_masks(self, numbered: _Numbered) -> None:
         masked = [(number, sample.edits.allowed) for number, sample in numbered if sample.edits.allowed]
         words = self._host["mask_words"].reshape(self.bucket.masks, self.bucket.mask_words)
         for row, (number, allowed) in enumerate(masked):
             self._host["mask_samples"][row] = number
             words[row, : len(allowed) // 4] = np.frombuffer(allowed, np.dtype("<i4"))
 
-    def _fill_rows(self, plan: BatchPlan, first_samples: list[int]) -> None:
+    def _fill_rows(self, plan: BatchPlan, numbered: _Numbered) -> None:
         host, given = self._host, zip(*map(msgspec.structs.astuple, plan.rows), strict=True)
         _, slots, owners, starts, counts, token_ids, resumes, resume_tags, num_drafts = given
         *firsts, num_tokens = accumulate(counts, initial=0)
@@ -262,7 +260,7 @@ class InputBuffer:
                 assert len(ids) == count, "a row names all its tokens or none"
                 host["token_ids"][first : first + count] = ids
         first_draw = [-1] * len(slots)
-        for number, sample in zip(reversed(first_samples[:-1]), reversed(plan.samples), strict=True):
+        for number, sample in reversed(numbered):
             if sample.target == DRAW:
                 first_draw[sample.row] = number
         columns = {

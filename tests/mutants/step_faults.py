@@ -52,7 +52,7 @@ STEP_MUTANTS = [
             edit(
                 "inputs:InputBuffer._fill_edits",
                 'host["edit_samples"][part] = number',
-                'host["edit_samples"][part] = (number + 1) % plan.num_samples',
+                'host["edit_samples"][part] = (number + 1) % (numbered[-1][0] + 1)',
             ),
         ),
         "answers",

@@ -49,3 +49,13 @@ def test_the_logits_themselves_do_not_change():
     before = LOGITS.clone()
     drawn([LogitEdits([0], [2.0], [1.0]), LogitEdits([1], [3.0], [1.0])])
     assert torch.equal(LOGITS, before)
+
+
+def test_edits_and_masks_are_those_of_their_logits_rows_behind_samples_that_stand_for_several():
+    ban, only = LogitEdits([5, 6], [1.0] * 2, [-1e30] * 2), LogitEdits(allowed=b"\x01\0\0\0")
+    wanted = [(LogitEdits(), 3), (ban, 1), (LogitEdits(), 2), (only, 1), (ban, 1)]
+    samples = [PlanSample(0, 0, DRAW, 0.0, 0, 1.0, 0.0, 0, 0, 0, edits, count) for edits, count in wanted]
+    plan = BatchPlan(step=1, rows=[], samples=samples, entries=[], page_deltas=[])
+    inputs = InputBuffer(Bucket.of(plan), torch.device("cpu")).fill(plan)
+    assert inputs.edit_samples.tolist() == [3, 3, 7, 7]
+    assert inputs.mask_samples.tolist() == [6]

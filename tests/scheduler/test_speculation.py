@@ -324,6 +324,15 @@ def test_no_stop_is_drawn_before_its_time_inside_a_row_of_guesses(min_tokens, ru
     assert not set(answers[1].token_ids[:min_tokens]) & set(stops)
 
 
+@pytest.mark.parametrize("edits", [{}, {"min_tokens": 3}])
+def test_a_row_gets_its_own_results_behind_one_that_scores_and_draws(edits):
+    world = speculating((2,), budget=32)
+    both = [world.add(SHARED[:5], prompt_logprobs=0, **edits), world.add(SHARED[3:9], **edits)]
+    world.step()
+    assert [len(watched.token_ids) for watched in both] == [1, 1]
+    world.run(max_steps=20)
+
+
 def test_logits_that_are_not_finite_behind_a_rejected_guess_harm_nobody():
     world = speculating((0,), max_drafts=3)
     watched = world.add(SHARED[:5], max_tokens=6)

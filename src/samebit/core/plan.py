@@ -119,11 +119,11 @@ class LogitEdits(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PlanSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One logits row: the token after token `offset` of batch row `row` is drawn, or `target` is scored (prompt logprobs).
+    """A logits row: the token after token `offset` of batch row `row` is drawn, or `target` is scored (prompt logprobs).
 
-    A batch row with drafts draws after the token before them and after each of them, in order. Where these draws have the same edits,
-    one sample stands for all: for `count` logits rows, whose offsets follow one another.
-    `edits` change the logits that the draw sees; logprobs are those of the raw logits all the same.
+    A batch row with drafts draws after the token before them and after each of them, in order. Without edits these draws are one sample,
+    which stands for `count` logits rows whose offsets follow one another; with `edits`, which change the logits that a draw sees, each
+    has its own. Logprobs are those of the raw logits all the same.
     """
 
     row: int

@@ -381,9 +381,10 @@ def _between(
 
 
 def _plan_samples(row: PlannedRow, number: int, samples: list[PlanSample]) -> int:
-    """Add what a batch row needs of its logits: prompt tokens to score; draws from the sequence's last token on, if it gets there. How many rows that are."""
+    """Add the samples of a batch row, and say how many logits rows they are: prompt tokens to score; draws from the sequence's last token on, if the row reaches it."""
     sequence, start, drafts = row.sequence, row.start, row.drafts
     end, params = row.end - len(drafts), sequence.request.params
+    num_draws = 1 + len(drafts) if row.draws else 0
     temperature, top_k, top_p, min_p, seed, index = sequence.settings
     if row.num_tokens and params.prompt_logprobs is not None:
         before = len(samples)
@@ -393,18 +394,13 @@ def _plan_samples(row: PlannedRow, number: int, samples: list[PlanSample]) -> in
                 PlanSample(number, place - 1 - start, target, temperature, top_k, top_p, min_p, seed, index, num_top)
             )
         row.num_scored = len(samples) - before
-    if not row.draws:
-        return row.num_scored
-    num_draws, first, num_top = 1 + len(drafts), end - 1 - start, params.logprobs or 0
-    if not sequence.is_edited:
-        samples.append(
-            PlanSample(number, first, DRAW, temperature, top_k, top_p, min_p, seed, index, num_top, NO_EDITS, num_draws)
-        )
+    offset, num_top, edits = end - 1 - start, params.logprobs or 0, NO_EDITS
+    settings = (temperature, top_k, top_p, min_p, seed, index, num_top)
+    if num_draws and not sequence.is_edited:
+        samples.append(PlanSample(number, offset, DRAW, *settings, edits, num_draws))
         return row.num_scored + num_draws
     for ahead in range(num_draws):
         # Whoever is planned ahead has no edits that depend on what a token is, only on how many there are.
         edits = sequence.logit_edits([DRAW] * row.num_ahead + drafts[:ahead])
-        samples.append(
-            PlanSample(number, first + ahead, DRAW, temperature, top_k, top_p, min_p, seed, index, num_top, edits)
-        )
+        samples.append(PlanSample(number, offset + ahead, DRAW, *settings, edits))
     return row.num_scored + num_draws
