@@ -245,10 +245,9 @@ def is_worth_drafting(planned: list[PlannedRow], config: EngineConfig, geometry:
 
 def _token_cost(speculation: SpeculativeConfig | None) -> float:
     """What a token more costs in a step; nothing where guesses come from elsewhere."""
-    if speculation is None:
-        return 0.0
-    assert speculation.token_cost is not None, "settings are settled first"
-    return speculation.token_cost
+    cost = 0.0 if speculation is None else speculation.token_cost
+    assert cost is not None, "settings are settled first"
+    return cost
 
 
 def _has_guesses(sequence: Sequence) -> bool:
@@ -381,26 +380,21 @@ def _between(
 
 
 def _plan_samples(row: PlannedRow, number: int, samples: list[PlanSample]) -> int:
-    """Add the samples of a batch row, and say how many logits rows they are: prompt tokens to score; draws from the sequence's last token on, if the row reaches it."""
+    """Add the samples of a batch row: prompt tokens to score; draws from the sequence's last token on, if it gets there. How many logits rows they are."""
     sequence, start, drafts = row.sequence, row.start, row.drafts
     end, params = row.end - len(drafts), sequence.request.params
-    num_draws = 1 + len(drafts) if row.draws else 0
-    temperature, top_k, top_p, min_p, seed, index = sequence.settings
+    num_draws, settings = 1 + len(drafts) if row.draws else 0, sequence.settings
     if row.num_tokens and params.prompt_logprobs is not None:
-        before = len(samples)
-        for place in range(max(start + 1, next_scored(sequence)), min(end + 1, sequence.num_prompt)):
-            target, num_top = sequence.token_ids[place], params.prompt_logprobs
-            samples.append(
-                PlanSample(number, place - 1 - start, target, temperature, top_k, top_p, min_p, seed, index, num_top)
-            )
-        row.num_scored = len(samples) - before
+        first, num_top = max(start + 1, next_scored(sequence)), params.prompt_logprobs
+        scored = sequence.token_ids[first : min(end + 1, sequence.num_prompt)]
+        samples += [PlanSample(number, first - 1 - start + i, t, *settings, num_top) for i, t in enumerate(scored)]
+        row.num_scored = len(scored)
     offset, num_top, edits = end - 1 - start, params.logprobs or 0, NO_EDITS
-    settings = (temperature, top_k, top_p, min_p, seed, index, num_top)
     if num_draws and not sequence.is_edited:
-        samples.append(PlanSample(number, offset, DRAW, *settings, edits, num_draws))
+        samples.append(PlanSample(number, offset, DRAW, *settings, num_top, edits, num_draws))
         return row.num_scored + num_draws
     for ahead in range(num_draws):
         # Whoever is planned ahead has no edits that depend on what a token is, only on how many there are.
         edits = sequence.logit_edits([DRAW] * row.num_ahead + drafts[:ahead])
-        samples.append(PlanSample(number, offset + ahead, DRAW, *settings, edits))
+        samples.append(PlanSample(number, offset + ahead, DRAW, *settings, num_top, edits))
     return row.num_scored + num_draws
