@@ -197,6 +197,8 @@ class Price:
         if case not in self._fastest:
             self.compilers.add(case, settings_of(case))
             found = measure(case, self._timer, self._rates, self.compilers, self._deadline, self._device)
+            if not found.is_complete:
+                raise RuntimeError("the time was up before every setting was tried; the fastest is not known")
             self._fastest[case] = found.fastest("")[0][0]
         return self._fastest[case]
 

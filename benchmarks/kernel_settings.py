@@ -74,7 +74,6 @@ def attention_settings(now: attention.Tiling, *, is_window: bool, is_decode: boo
             if base.block_n * stages <= 384
         ]
         tilings += [replace(now, split_above=shares) for shares in (0, 1, 2)]
-        tilings += [replace(now, few_chunks=chunks) for chunks in (1, 4, 8)]
         return tilings + [replace(now, short_programs=programs) for programs in (1, 2, 4, 8)]
     sizes = itertools.product((64, 128), (64, 128), (4, 8), (2, 3, 4))
     tilings = [

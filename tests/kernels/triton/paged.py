@@ -13,7 +13,7 @@ from tests.kernels.cases import PagedCache, normal
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 """Of the largest value of a row: two roundings to bf16, or a few hundred to fp32."""
-TINY = Tiling(block_n=16, chunk=32, window_chunk=16, short_rows=12, split_above=0, few_chunks=1, long_block_m=32)
+TINY = Tiling(block_n=16, chunk=32, window_chunk=16, short_rows=12, split_above=0, long_block_m=32)
 """So small that a few dozen keys make several chunks, and a few tokens a long row."""
 
 

@@ -87,7 +87,6 @@ def test_neither_splitting_nor_tiles_change_bits(device, activation, shape, wind
         {"max_partials": 4},  # room for some of the rows
         {"short_rows": 1000},
         {"split_above": 1},
-        {"few_chunks": 2},  # which one of the rows has not
         {"short_rows": 0},
         {"short_rows": 0, "long_block_m": 64, "long_warps": 4},
     ):

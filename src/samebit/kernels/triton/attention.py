@@ -36,10 +36,11 @@ class Tiling:
     """How work is cut, and how kernels are compiled. ``block_n`` and the chunks fix the order of sums; the rest changes no bits.
 
     A layer's keys are summed in chunks of ``window_chunk`` if it has a window or rows are blocks of guesses, else of ``chunk``; both are
-    multiples of ``block_n``. Batch rows of at most ``short_rows`` query rows for each KV head have tiles of 16; of these, rows are split by
-    chunks that have more than ``split_above`` times as many as fall to a program, and more than ``few_chunks`` where there is a tile for each
-    multiprocessor, while tiles have at most ``max_partials`` partial results. Others have tiles of ``long_block_m``, or less where a
-    token has few query rows. ``short_programs`` and ``long_programs`` are those of a multiprocessor.
+    multiples of ``block_n``.
+    Batch rows of at most ``short_rows`` query rows for each KV head have tiles of 16; of these, rows are split by chunks that have
+    more than ``split_above`` times as many as fall to a program, while there are at most ``max_partials`` partial results of
+    tiles, each of 16 * (head width + 2) floats. Others have tiles of ``long_block_m``, or less where a token has few query rows.
+    ``short_programs`` and ``long_programs`` are those of a multiprocessor. Found by benchmarks/tiles.py.
     """
 
     block_n: int = 64
@@ -47,7 +48,6 @@ class Tiling:
     window_chunk: int = 128
     short_rows: int = 64
     split_above: int = 2
-    few_chunks: int = 4
     max_partials: int = 4096
     long_block_m: int = 128
     short_warps: int = 4
@@ -84,7 +84,7 @@ TILINGS = {
     torch.bfloat16: Tiling(),
     torch.float32: Tiling(block_n=32, short_warps=8, short_stages=1, long_block_m=32, long_stages=1),
 }
-"""By the dtype of the pages; found by benchmarks/tiles.py."""
+"""By the dtype of the pages."""
 
 
 @triton.jit
@@ -144,7 +144,6 @@ def attend_kernel(
     window,
     capacity,
     programs,
-    processors,
     SCALE: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
@@ -171,7 +170,6 @@ def attend_kernel(
     CHUNK: tl.constexpr,
     SHORT_ROWS: tl.constexpr,
     SPLIT_ABOVE: tl.constexpr,
-    FEW_CHUNKS: tl.constexpr,
     IS_LONG: tl.constexpr,
     BLOCK_B: tl.constexpr,
     DOT: tl.constexpr,
@@ -179,8 +177,8 @@ def attend_kernel(
     batch_row = tl.arange(0, BLOCK_B)
     slots = tl.load(row_slots + batch_row, mask=batch_row < num_rows, other=0)
     ends, is_split, first_partial = row_items(
-        query_start, row_start, num_rows, window, capacity, programs, processors, BLOCK_TOKENS, CHUNK, GROUP, KV_HEADS, BLOCK_M,
-        SHORT_ROWS, SPLIT_ABOVE, FEW_CHUNKS, IS_LONG, BLOCK_B,
+        query_start, row_start, num_rows, window, capacity, programs, BLOCK_TOKENS, CHUNK, GROUP, KV_HEADS, BLOCK_M,
+        SHORT_ROWS, SPLIT_ABOVE, IS_LONG, BLOCK_B,
     )  # fmt: skip
     column = tl.arange(0, BLOCK_D)
     is_column = column < WIDTH
@@ -359,13 +357,14 @@ def attend(
             attend_kernel, (num_programs(q.device, tiling.long_programs) if is_long else programs,),
             q, rel, rel_proj, tau, rows.own_k, rows.own_v, k_pages, v_pages, rows.query_start, rows.row_start,
             rows.row_slots, rows.page_table, out, partial_sums, partial_scales, counters(q.device), num_rows, num_tokens,
-            table_width, window or NO_WINDOW, 0 if is_long else capacity, programs, num_programs(q.device, 1),
+            table_width, window or NO_WINDOW, 0 if is_long else capacity, programs,
             SCALE=scale, BLOCK_TOKENS=rows.block_tokens, IS_CAUSAL=rows.is_causal, GROUP=group, KV_HEADS=kv_heads,
             WIDTH=width, D_REL=d_rel, EXTENT=rel_proj.shape[1], HAS_FAR=not 0 < window <= rel_proj.shape[1],
-            Q_STRIDE=q.stride(0), REL_STRIDE=rel.stride(0), OWN_K_STRIDE=rows.own_k.stride(0), OWN_V_STRIDE=rows.own_v.stride(0),
-            PAGE_STRIDE=k_pages.stride(0), HEAD_STRIDE=k_pages.stride(1), ROW_STRIDE=k_pages.stride(2), PAGE_SIZE=page_size,
+            Q_STRIDE=q.stride(0), REL_STRIDE=rel.stride(0),
+            OWN_K_STRIDE=rows.own_k.stride(0), OWN_V_STRIDE=rows.own_v.stride(0), PAGE_STRIDE=k_pages.stride(0),
+            HEAD_STRIDE=k_pages.stride(1), ROW_STRIDE=k_pages.stride(2), PAGE_SIZE=page_size,
             BLOCK_M=block_m, BLOCK_N=tiling.block_n, BLOCK_D=block_d, CHUNK=chunk,
-            SHORT_ROWS=tiling.short_rows, SPLIT_ABOVE=tiling.split_above, FEW_CHUNKS=tiling.few_chunks, IS_LONG=is_long,
+            SHORT_ROWS=tiling.short_rows, SPLIT_ABOVE=tiling.split_above, IS_LONG=is_long,
             BLOCK_B=max(1 if num_rows == 1 else SEVERAL_ROWS, triton.next_power_of_2(num_rows)), DOT=dot_dtype(k_pages.dtype),
             **table_shape(d_rel, group, block_m, tiling.block_n),
             num_warps=tiling.long_warps if is_long else tiling.short_warps,

@@ -1,15 +1,15 @@
 """Which pieces of work attention consists of, found on the device by every program for itself.
 
 A batch row is cut into tiles of query rows (a token under each query head of a KV head), and its keys into chunks at absolute
-multiples. A row of few query rows and more chunks than fall to a program is split: every chunk is an item. Otherwise, and where there
-are tiles for all processors and few chunks, an item walks all chunks of a tile. Items are numbered row after row, so a fixed number of programs walks any batch. Which rows are split depends
+multiples. A row of few query rows and more chunks than fall to a program is split: every chunk is an item. Otherwise an item walks
+all chunks of a tile. Items are numbered row after row, so a fixed number of programs walks any batch. Which rows are split depends
 on the sizes of all and, where scratch memory ends, on the rows before them; it changes no bits. Knows no scores.
 """
 
 import triton
 import triton.language as tl
 
-INDEX = ["query_start", "row_start", "num_rows", "window", "capacity", "programs", "processors"]
+INDEX = ["query_start", "row_start", "num_rows", "window", "capacity", "programs"]
 """Arguments that differ from batch to batch, for which nothing is compiled anew."""
 
 
@@ -47,15 +47,13 @@ def row_items(
     window,
     capacity,  # partial results that scratch memory has room for; 0: no row is split
     programs,  # that share the chunks of all rows
-    processors,  # that they run on
     BLOCK_TOKENS: tl.constexpr,
     CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     SHORT_ROWS: tl.constexpr,
-    SPLIT_ABOVE: tl.constexpr,  # a row is split that has more chunks than this many shares,
-    FEW_CHUNKS: tl.constexpr,  # and more than this where each processor has a tile without that
+    SPLIT_ABOVE: tl.constexpr,  # a row is split that has more than this many shares
     IS_LONG: tl.constexpr,  # take rows of more than SHORT_ROWS query rows, else the others
     BLOCK_B: tl.constexpr,
 ):
@@ -66,8 +64,7 @@ def row_items(
     is_mine = query_rows > SHORT_ROWS if IS_LONG else query_rows <= SHORT_ROWS
     whole = tl.where(is_mine, tl.cdiv(query_rows, BLOCK_M) * KV_HEADS, 0)
     share = tl.cdiv(tl.sum(whole * chunks, 0), programs)
-    least = tl.where(tl.sum(whole, 0) >= processors, FEW_CHUNKS, 1)
-    wanted = tl.where(chunks > tl.maximum(share * SPLIT_ABOVE, least), whole * chunks, 0)
+    wanted = tl.where(chunks > tl.maximum(share * SPLIT_ABOVE, 1), whole * chunks, 0)
     partials_end = tl.cumsum(wanted, 0)
     is_split = (wanted > 0) & (partials_end <= capacity)
     ends = tl.cumsum(tl.where(is_split, wanted, whole), 0)
