@@ -226,8 +226,8 @@ class InputBuffer:
             # Where zeros are inert, they are there already.
             if name in _INERT or any(column):
                 host = self._host[name]
-                values = np.repeat(np.array(column, host.dtype), spread) if spread else column
-                host[: len(values)] = values
+                written = np.repeat(np.array(column, host.dtype), spread) if spread else column
+                host[: len(written)] = written
 
     def _fill_edits(self, numbered: _Numbered) -> None:
         host, start = self._host, 0

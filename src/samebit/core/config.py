@@ -61,6 +61,12 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     token_cost: float | None = None
     draft_cost: float | None = None
 
+    @property
+    def settled_token_cost(self) -> float:
+        """`token_cost`, once it is settled what the device is."""
+        assert self.token_cost is not None, "settings are settled first"
+        return self.token_cost
+
     def validate(self) -> None:
         """Raise ConfigError naming the first field that is out of range."""
         if self.num_speculative_tokens is not None and not 1 <= self.num_speculative_tokens <= MAX_DRAFTS:

@@ -97,9 +97,8 @@ def with_draft_cost(config: EngineConfig, loaded: Loaded) -> EngineConfig:
     wanted, drafter = config.speculative_config, loaded.drafter
     if wanted is None or drafter is None or wanted.draft_cost is not None:
         return config
-    assert wanted.token_cost is not None, "settings are settled first"
     num_passes = 1 + drafter.max_drafts if wanted.method in BLOCK_METHODS else 1
-    cost = wanted.token_cost * num_passes * drafter.num_parameters / max(1, loaded.model.num_parameters)
+    cost = wanted.settled_token_cost * num_passes * drafter.num_parameters / max(1, loaded.model.num_parameters)
     return msgspec.structs.replace(config, speculative_config=msgspec.structs.replace(wanted, draft_cost=cost))
 
 

@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any, Literal
 
 import numpy as np
@@ -192,15 +191,16 @@ def _one_torch_thread() -> Iterator[None]:
 def _read_back(plan: BatchPlan, result: dict[str, np.ndarray]) -> StepOutput:
     samples, rows, entries, drafts = plan.num_samples, len(plan.rows), len(plan.entries), len(plan.drafts)
     columns = [result[name][:samples].tolist() for name in _SAMPLE_COLUMNS]
+    tops = [sample.num_top for sample in plan.samples]
+    if samples > len(tops):
+        tops = [sample.num_top for sample in plan.samples for _ in range(sample.count)]
     # Nobody changes a list of results, so one will do for all who asked for no further tokens.
     nothing: list[Any] = []
     return StepOutput(
         plan.step,
         [
             TokenLogprobs(token, logprob, rank, ids[:top] if top else nothing, logprobs[:top] if top else nothing)
-            for top, token, logprob, rank, ids, logprobs in zip(
-                [top for sample in plan.samples for top in repeat(sample.num_top, sample.count)], *columns, strict=True
-            )
+            for top, token, logprob, rank, ids, logprobs in zip(tops, *columns, strict=True)
         ],
         result["finite"][:samples].tolist(),
         result["accepted"][:rows].tolist(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, repeat, takewhile
+from itertools import accumulate, repeat
 from operator import mul
 
 # Before anything is known, and what an estimate goes back to when nothing is verified, so that a request is tried again.
@@ -43,7 +43,7 @@ class AcceptanceEstimate:
     def survivals(self, confidence: Sequence[float]) -> list[float]:
         """The chance that each guess is accepted, from the drafter's `confidence` in it given those before; 1: no opinion."""
         rate = self.rate
-        return list(accumulate((rate if opinion >= 1.0 else opinion for opinion in confidence), mul))
+        return list(accumulate([rate if opinion >= 1.0 else opinion for opinion in confidence], mul))
 
 
 def least_survival(offers: Iterable[Sequence[float]], num_tokens: int, num_rows: int, token_cost: float) -> float:
@@ -71,7 +71,7 @@ def _best(
     gained, cost, least = float(num_rows), 1 + token_cost * num_tokens, float("inf")
     # A guess must be likelier than this to be worth its place now, and with every other that is taken likelier still.
     floor = token_cost * gained / cost
-    likely = (chance for offer in offers for chance in takewhile(floor.__lt__, offer))
+    likely = [chance for offer in offers for chance in offer if chance > floor]
     for chance in sorted(likely, reverse=True):
         if (gained + chance) * cost <= gained * (cost + token_cost):
             break
@@ -80,5 +80,5 @@ def _best(
 
 
 def worth(guesses: list[int], survivals: Sequence[float], least: float) -> list[int]:
-    """The first guesses whose chances reach `least`."""
-    return guesses[: sum(1 for _ in takewhile(lambda chance: chance >= least, survivals))]
+    """The first guesses, whose chances reach `least`; no chance is greater than one before it."""
+    return guesses[: sum([chance >= least for chance in survivals])]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from samebit.core.config import EngineConfig, Schedule, SpeculativeConfig
+from samebit.core.config import EngineConfig, Schedule
 from samebit.core.plan import (
     DRAW,
     NO_SNAPSHOT,
@@ -91,11 +91,10 @@ def write_plan(
     schedule, size, is_caching = config.schedule, config.page_size, manager.enable_caching
     if schedule.shuffle_rows:
         planned.sort(key=lambda row: owner_tag(step ^ (schedule.seed << 32), row.state.owner))
-    rows, deltas = [], []
+    rows, deltas, num_samples = [], [], 0
     samples: list[PlanSample] = []
     entries: list[CheckpointEntry] = []
     drafts: list[PlanDraft] = []
-    num_samples = 0
     for number, row in enumerate(planned):
         rows.append(_plan_row(row))
         wants_drafts = is_drafting and _has_room_for_drafts(row)
@@ -228,8 +227,8 @@ def worthy_guesses(
     if num_running < config.max_num_seqs:
         num_left += sum(len(sequence.token_ids) for sequence in waiting)
     num_tokens = min(num_left, config.max_num_batched_tokens)
-    survivals_of_all = (survivals for _, survivals in offers.values())
-    least = least_survival(survivals_of_all, num_tokens, num_draws, _token_cost(config.speculative_config))
+    token_cost = config.speculative_config.settled_token_cost if config.speculative_config else 0.0
+    least = least_survival((survivals for _, survivals in offers.values()), num_tokens, num_draws, token_cost)
     return {request_id: worth(offer, survivals, least) for request_id, (offer, survivals) in offers.items()}
 
 
@@ -240,14 +239,7 @@ def is_worth_drafting(planned: list[PlannedRow], config: EngineConfig, geometry:
         return most > 0
     rates = [row.sequence.estimate.rate for row in planned if _has_room_for_drafts(row)]
     num_tokens = sum(row.num_tokens - len(row.drafts) for row in planned)
-    return drafting_pays(rates, most, num_tokens, _token_cost(speculation), speculation.draft_cost or 0.0)
-
-
-def _token_cost(speculation: SpeculativeConfig | None) -> float:
-    """What a token more costs in a step; nothing where guesses come from elsewhere."""
-    cost = 0.0 if speculation is None else speculation.token_cost
-    assert cost is not None, "settings are settled first"
-    return cost
+    return drafting_pays(rates, most, num_tokens, speculation.settled_token_cost, speculation.draft_cost or 0.0)
 
 
 def _has_guesses(sequence: Sequence) -> bool:
@@ -391,7 +383,10 @@ def _plan_samples(row: PlannedRow, number: int, samples: list[PlanSample]) -> in
         row.num_scored = len(scored)
     offset, num_top, edits = end - 1 - start, params.logprobs or 0, NO_EDITS
     if num_draws and not sequence.is_edited:
-        samples.append(PlanSample(number, offset, DRAW, *settings, num_top, edits, num_draws))
+        temperature, top_k, top_p, min_p, seed, index = settings  # handed over as a whole they would take twice as long
+        samples.append(
+            PlanSample(number, offset, DRAW, temperature, top_k, top_p, min_p, seed, index, num_top, edits, num_draws)
+        )
         return row.num_scored + num_draws
     for ahead in range(num_draws):
         # Whoever is planned ahead has no edits that depend on what a token is, only on how many there are.
