@@ -64,6 +64,11 @@ def test_the_price_of_products_is_told(tmp_path):
     assert set(found["means"]["bench-8b"]) == {"1", "20", "all"}
 
 
+def test_what_is_fastest_is_not_told_of_settings_that_were_not_all_tried(tmp_path):
+    printed = interpreted("benchmarks.exactness_price", tmp_path, "--smoke", "--only", "engine", "--seconds", 0)
+    assert "FAILED engine: RuntimeError: the time was up before every setting was tried" in printed
+
+
 @pytest.mark.slow
 def test_an_engine_that_is_free_answers_about_the_same_and_not_the_same_in_a_batch(tmp_path):
     model, stored = write_checkpoint(tmp_path / "model", dtype=torch.bfloat16), tmp_path / "price.json"
