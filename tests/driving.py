@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from samebit.core.plan import BatchPlan, StepOutput
@@ -52,6 +53,20 @@ def watch_steps(engine: Engine, tell: Callable[[BatchPlan, StepOutput], None]) -
         return told
 
     runner.launch = watched
+
+
+def run_after_the_body(monkeypatch) -> list[object]:
+    """Have what steps run beside draws come after these, not before, as on a CPU; one item for each such piece of work."""
+    calls = []
+
+    @contextmanager
+    def beside(work, device):
+        yield
+        calls.append(device)
+        work()
+
+    monkeypatch.setattr("samebit.runner.step.beside", beside)
+    return calls
 
 
 def _bits(item) -> tuple:

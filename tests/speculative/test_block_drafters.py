@@ -76,7 +76,8 @@ class Taps:
         advance = drafter.advance
 
         def watched(index, hidden, state):
-            for position, row in zip(index.positions.tolist()[: int(index.num_tokens)], hidden.taps, strict=False):
+            rows = torch.cat([x + y for x, y in hidden.taps], dim=1)
+            for position, row in zip(index.positions.tolist()[: int(index.num_tokens)], rows, strict=False):
                 self.by_position[position] = row.clone()
             advance(index, hidden, state)
 

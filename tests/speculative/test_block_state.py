@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from samebit import EngineConfig
 from samebit.core.config import Schedule, SpeculativeConfig
 from samebit.engine.engine import Engine
-from tests.driving import make_request, run
+from tests.driving import make_request, run, run_after_the_body
 from tests.random_checkpoint import SMALL, write_checkpoint
 from tests.speculative.block_checkpoint import DFLASH, DSPARK, changed, write_drafter
 from tests.speculative.recording import recorded
@@ -74,6 +74,15 @@ def test_guesses_behind_a_hit_at_any_residue_are_those_of_a_cold_run(make_engine
             assert proposals(warm, TEXT[:length]) == cold
     assert warm.stats()["num_published"] > 0
     assert warm.stats()["num_refused_checkpoints"] == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_may_be_taken_in_after_its_draws_as_well_as_before_them(make_engine, method, monkeypatch):
+    """On a GPU it is taken in beside them."""
+    with_work_first = proposals(make_engine(method), TEXT[:21], max_tokens=20)
+    calls = run_after_the_body(monkeypatch)
+    assert proposals(make_engine(method), TEXT[:21], max_tokens=20) == with_work_first
+    assert calls
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -12,7 +12,7 @@ from samebit.core.config import Schedule, SpeculativeConfig
 from samebit.core.errors import CheckpointError, ConfigError
 from samebit.engine.engine import Engine
 from samebit.train.layout import load_model
-from tests.driving import make_request, run, watch_steps
+from tests.driving import make_request, run, run_after_the_body, watch_steps
 from tests.random_checkpoint import write_checkpoint
 
 DEPTHS = 3
@@ -67,6 +67,14 @@ def trained_guesses(model, token_ids: list[int]) -> list[int]:
         padded = torch.cat([hidden, torch.zeros(1, len(guesses), hidden.shape[-1])], dim=1)
         guesses.append(int(model.logits(model.draft(padded, ids)[depth][0, -1]).argmax()))
     return guesses
+
+
+def test_a_step_may_be_taken_in_after_its_draws_as_well_as_before_them(folder, monkeypatch):
+    """On a GPU it is taken in beside them."""
+    with_work_first = proposals(make_engine(folder), TEXT[:21], max_tokens=20, temperature=0.8, seed=3)
+    calls = run_after_the_body(monkeypatch)
+    assert proposals(make_engine(folder), TEXT[:21], max_tokens=20, temperature=0.8, seed=3) == with_work_first
+    assert calls
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 6, 7, 20, 33])

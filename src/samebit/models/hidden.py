@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-
-_NO_TAPS = torch.empty(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """`final` [T, H] is what `logits` takes; `taps` [T, n H] are residual streams of the n layers that were asked for, side by side.
+    """`final` [T, H] is what `logits` takes; `taps` are the residual streams of the layers that were asked for, each as two terms [T, H].
 
-    Taps are activations, and empty where nobody asked.
+    The first term is fp32, the second an activation; nobody has added them up, as that is the work of who reads them.
     """
 
     final: Tensor
-    taps: Tensor = _NO_TAPS
+    taps: tuple[tuple[Tensor, Tensor], ...] = ()

@@ -125,10 +125,7 @@ class InklingModel:
             x, normed, parts = layer(x, normed, tau, index, state, next_norms[i])
             if i in self._taps:
                 taps[i] = parts
-        if not self._taps:
-            return Hidden(normed)
-        streams, mixed = zip(*(taps[i] for i in self._taps), strict=True)
-        return Hidden(normed, self._kernels.joined_sums(list(streams), list(mixed)))
+        return Hidden(normed, tuple(taps[i] for i in self._taps))
 
     def embedded(self, token_ids: Tensor) -> Tensor:
         """What the first layer takes for token ids [T] int32: [T, H] fp32, normalised."""

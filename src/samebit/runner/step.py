@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +12,7 @@ from samebit.core.plan import BANNED_LOGIT
 from samebit.drafting import NO_BLOCK, DraftSteps
 from samebit.indexing import IndexBuffer, StepIndex, acknowledge
 from samebit.inputs import Bucket, InputBuffer, StaticInputs
+from samebit.kernels.branches import beside
 from samebit.kernels.sets import KernelSet
 from samebit.kernels.values import SampleColumns
 from samebit.models.base import CausalLM
@@ -77,11 +79,14 @@ def run_step(
     inputs = buffers.inputs
     index = buffers.addresses.fill(kernels)
     hidden = model.forward(index, pools.whole)
-    drawn = _sample(model, kernels, hidden.final, inputs, index, bucket)
-    tokens, logprobs, ranks, finite, top_ids, top_logprobs = drawn
-    tables = pools.tables
-    accepted = kernels.accept(tokens, index.drafts, tables.length, tables.next_token, pools.geometry.max_drafts)
-    drafts, confidence = _speculate(speculation, kernels, index, hidden, buffers, pools)
+    with _taken_in(speculation, index, hidden):
+        drawn = _sample(model, kernels, hidden.final, inputs, index, bucket)
+        tokens, logprobs, ranks, finite, top_ids, top_logprobs = drawn
+        tables = pools.tables
+        accepted = kernels.accept(tokens, index.drafts, tables.length, tables.next_token, pools.geometry.max_drafts)
+        if buffers.draft_steps.num_rows:
+            buffers.draft_steps.begin(kernels, index.sampling)
+    drafts, confidence = _speculate(speculation, kernels, buffers, pools)
     pages_intact, rows_written = acknowledge(inputs, index, kernels, pools)
     return StepTensors(
         tokens=tokens,
@@ -99,22 +104,22 @@ def run_step(
     )
 
 
+def _taken_in(speculation: Speculation | None, index: StepIndex, hidden: Hidden) -> AbstractContextManager[None]:
+    """Beside what is drawn meanwhile the drafter, if there is one, takes in the step, whoever wants drafts."""
+    if speculation is None:
+        return nullcontext()
+    drafter, state = speculation.drafter, speculation.state
+    return beside(lambda: drafter.advance(index, hidden, state), hidden.final.device)
+
+
 def _speculate(
-    speculation: Speculation | None,
-    kernels: KernelSet,
-    index: StepIndex,
-    hidden: Hidden,
-    buffers: StepBuffers,
-    pools: StatePools,
+    speculation: Speculation | None, kernels: KernelSet, buffers: StepBuffers, pools: StatePools
 ) -> tuple[Tensor, Tensor]:
-    """The drafter takes in the step, whoever wants drafts; then it guesses, and each slot keeps its guesses."""
+    """The drafter guesses, and each slot keeps its guesses."""
     steps, slots = buffers.draft_steps, buffers.inputs.draft_slots
-    if speculation is not None:
-        speculation.drafter.advance(index, hidden, speculation.state)
     if speculation is None or not steps.num_rows:
         nothing = slots.new_empty(slots.shape[0], 0)
         return nothing, nothing.float()
-    steps.begin(kernels, index.sampling)
     found = speculation.drafter.propose(steps, speculation.state)
     guesses = kernels.keep_drafts(found.tokens, slots, pools.tables.drafts)
     return guesses, found.confidence

@@ -121,7 +121,8 @@ class BlockDrafter:
     def advance(self, index: StepIndex, hidden: Hidden, state: PoolPart) -> None:
         """Project the target's residual streams to every layer's keys and values."""
         parts = self._parts
-        context = parts.hidden_norm(parts.fc(hidden.taps))
+        streams, mixed = zip(*hidden.taps, strict=True)
+        context = parts.hidden_norm(parts.fc(self._kernels.joined_sums(list(streams), list(mixed))))
         turn = self._rotary.at(index.positions)
         for i, layer_kv in enumerate(parts.kv(context).chunk(len(parts.layers), dim=1)):
             (pool, group), norm = self._place(i, state), parts.layers[i].k_norm

@@ -47,7 +47,10 @@ class Drafter(Protocol):
         ...
 
     def advance(self, index: StepIndex, hidden: Hidden, state: PoolPart) -> None:
-        """Take in all tokens of a step, like the target: in prefill, decode and verification, whoever speculates."""
+        """Take in all tokens of a step, like the target: in prefill, decode and verification, whoever speculates.
+
+        It runs beside the draws (`kernels.branches`): it reads nothing that comes of these, and writes `state` alone.
+        """
         ...
 
     def propose(self, steps: DraftSteps, state: PoolPart) -> Proposals:

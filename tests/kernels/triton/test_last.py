@@ -5,6 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
+from samebit.kernels.branches import beside
 from samebit.kernels.triton.last import MAX_COUNTERS, PAST_L1, counters, is_last
 from samebit.kernels.triton.launch import launch
 
@@ -60,6 +61,40 @@ def test_the_last_of_a_group_sees_what_all_stored_in_every_launch(device, num_gr
 def test_counters_stay_where_they_are(device):
     assert counters(device) is counters(device)
     assert counters(device).shape == (MAX_COUNTERS,)
+
+
+def test_a_branch_has_counters_of_its_own(device):
+    found = []
+    with beside(lambda: found.append(counters(device)), device):
+        assert counters(device).data_ptr() != found[0].data_ptr()
+    with beside(lambda: found.append(counters(device)), device):
+        assert counters(device) is not found[1]
+    assert found[0] is found[1]
+
+
+@pytest.mark.gpu
+def test_a_branch_and_what_runs_beside_it_count_by_themselves(device):
+    """Long launches of many groups on both sides of a captured branch; a count of the other's would be a wrong last one."""
+    one, other = Groups(device, 64, 100, 512), Groups(device, 64, 70, 512)
+
+    def step(number):
+        with beside(lambda: one.run(number), device):
+            other.run(number)
+            other.run(number)
+
+    step(0)
+    torch.cuda.synchronize()
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for number in range(1, 9):
+            step(number)
+            wrong += sum((groups.sums != groups.wanted(number)).sum() for groups in (one, other))
+    for _ in range(50):
+        graph.replay()
+    assert int(wrong) == 0
+    assert (one.times == 1 + 8 * 50).all()
+    assert (other.times == 2 * (1 + 8 * 50)).all()
 
 
 @pytest.mark.gpu

@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from samebit.kernels.branches import in_branch
+
 MAX_COUNTERS = 16384
 """Groups that a launch has at most."""
 PAST_L1 = tl.constexpr(".cg")
@@ -37,12 +39,18 @@ def is_last(counter, size):
     return last
 
 
-@functools.cache
 def counters(device: torch.device) -> Tensor:
     """[MAX_COUNTERS] int32 for all launches on ``device``, 0 between any two of them, at one address, which graphs keep.
 
-    No two launches use it at the same time, since an engine has one stream, and all that run in a process have the same one.
+    No two launches use it at the same time, since an engine has one stream, and all that run in a process have the same one; launches
+    in a branch, which run beside those, have another.
     """
+    return _counters(device, in_branch())
+
+
+@functools.cache
+def _counters(device: torch.device, is_beside: bool) -> Tensor:
+    del is_beside  # a place of its own is all that it is for
     is_capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     assert not is_capturing, "a step runs once before it is captured"
     return torch.zeros(MAX_COUNTERS, dtype=torch.int32, device=device)
