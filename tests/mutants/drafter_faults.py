@@ -49,7 +49,13 @@ DRAFTER_MUTANTS = [
         "a drafter learns only of those who speculate",
         "Steps in which nobody is to be guessed for pass the drafter by.",
         ("sglang PR #34043",),
-        (edit(SPECULATE, "if speculation is not None:", "if speculation is not None and steps.num_rows:"),),
+        (
+            edit(
+                "runner.step:run_step",
+                "_taken_in(speculation,",
+                "_taken_in(speculation if buffers.draft_steps.num_rows else None,",
+            ),
+        ),
         "drafter",
         "loses state",
     ),
