@@ -194,3 +194,14 @@ def test_a_shape_that_failed_is_left_to_the_torch_set(native, twin):
     assert without.describe()["torch_shapes"] == "65x100"
     other = normal(3, 66, 100)
     assert torch.equal(without.linear(x, without.pack_linear(other)), native.linear(x, native.pack_linear(other)))
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_a_product_of_norms_is_the_product_of_each_by_itself(kernels, is_gated):
+    x, y, gain = normal(1, 5, 24), normal(2, 5, 24), normal(3, 24)
+    packed = kernels.pack_linear(normal(4, 14, 24))
+    total, out = kernels.normed_linear(x, y, gain, 1e-6, packed, is_gated=is_gated)
+    wanted_total, normed = kernels.add_norm(x, y, gain, 1e-6)
+    wanted = kernels.linear(normed, packed)
+    assert torch.equal(total, wanted_total)
+    assert torch.equal(out, kernels.swiglu(wanted) if is_gated else wanted)

@@ -117,6 +117,10 @@ def test_shapes_are_known_without_data(kernels):
     assert product.shape == (3, 7)
     addends = operator(kernels, "addends")(x, torch.empty(0, device="meta"), 7, False, 1)
     assert (addends.shape, addends.dtype) == ((1, 3, 7), torch.float32)
+    total, gated = operator(kernels, "normed_linear")(
+        x, x, x[0], 1e-6, torch.empty(0, device="meta"), 8, False, True, 1
+    )
+    assert (total.shape, gated.shape) == ((3, 5), (3, 4))
     ids, weights = operator(kernels, "route")(x, torch.empty(4, device="meta"), 2, 1, 1.0, 1)
     assert (ids.shape, ids.dtype, weights.shape) == ((3, 3), torch.int32, (3, 3))
 

@@ -17,7 +17,8 @@ from samebit.engine.weights import Exchange
 from samebit.kernels.certify import certify
 from samebit.kernels.native.build import NativeUnavailableError
 from samebit.kernels.selection import TORCH_SET, select_kernels, triton_kernels
-from samebit.kernels.sets import KernelSet, UnsupportedSizeError
+from samebit.kernels.sets import KernelSet
+from samebit.kernels.values import UnsupportedSizeError
 from samebit.models.base import CausalLM, load_model
 from samebit.speculative.drafter import Drafter
 from samebit.speculative.load import BLOCK_METHODS, device_drafter_taps, load_drafter

@@ -30,6 +30,21 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
         total = x.float() + y
         return total, rms_norm(total, gain, eps, threads)
 
+    def normed_linear(
+        x: Tensor,
+        y: Tensor,
+        gain: Tensor,
+        eps: float,
+        weight: Tensor,
+        num_out: int,
+        library: bool,
+        is_gated: bool,
+        threads: int,
+    ) -> tuple[Tensor, Tensor]:
+        total, normed = add_norm(x, y, gain, eps, threads)
+        product: Tensor = operators["linear"](normed, weight, num_out, False, library, threads)
+        return total, operators["swiglu"](product, threads) if is_gated else product
+
     def addends(x: Tensor, weight: Tensor, num_out: int, library: bool, threads: int) -> Tensor:
         product: Tensor = operators["linear"](x, weight, num_out, True, library, threads)
         return product[None]
@@ -116,6 +131,7 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
         "write_heads": write_heads,
         "conv_heads": conv_heads,
         "add_norm": add_norm,
+        "normed_linear": normed_linear,
         "turn_heads": turn_heads,
         "draw": draw,
     }

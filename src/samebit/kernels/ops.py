@@ -32,6 +32,8 @@ SCHEMAS: Mapping[str, str] = {
     "rms_norm": "(Tensor x, Tensor gain, float eps, int threads) -> Tensor",
     "add_norm": "(Tensor x, Tensor y, Tensor gain, float eps, int threads) -> (Tensor, Tensor)",
     "swiglu": "(Tensor z, int threads) -> Tensor",
+    "normed_linear": "(Tensor x, Tensor y, Tensor gain, float eps, Tensor weight, int num_out, bool library, bool is_gated, int threads) "
+    "-> (Tensor, Tensor)",
     "short_conv": f"(Tensor x, Tensor taps, Tensor(a!) rows, Tensor(b!) row_tags, {_CONV_INDEX}, Tensor? residual, "
     "int threads) -> Tensor",
     "short_conv_norm": f"(Tensor x, Tensor taps, Tensor(a!) rows, Tensor(b!) row_tags, {_CONV_INDEX}, Tensor residual, "
@@ -85,6 +87,20 @@ def _shapes_only(name: str) -> Callable[..., Any]:
     def acknowledge(entry_rows: Tensor, *_: Any) -> tuple[Tensor, ...]:
         return tuple(entry_rows.new_empty(entry_rows.shape, dtype=torch.bool) for _ in range(2))
 
+    def normed_linear(
+        x: Tensor,
+        y: Tensor,
+        gain: Tensor,
+        eps: float,
+        weight: Tensor,
+        num_out: int,
+        library: bool,
+        is_gated: bool,
+        *_: Any,
+    ) -> tuple[Tensor, Tensor]:
+        total = x.new_empty(x.shape, dtype=torch.float32)
+        return total, x.new_empty(x.shape[0], num_out // 2 if is_gated else num_out)
+
     functions: dict[str, Callable[..., Any]] = {
         "step_index": lambda *_: None,
         "accept": lambda drawn, token_ids, query_start, row_slots, *_: row_slots.new_empty(row_slots.shape),
@@ -94,6 +110,7 @@ def _shapes_only(name: str) -> Callable[..., Any]:
         "addends": lambda x, weight, num_out, *_: x.new_empty(1, x.shape[0], num_out, dtype=torch.float32),
         "add_norm": lambda x, *_: (x.new_empty(x.shape, dtype=torch.float32), x.new_empty(x.shape)),
         "swiglu": lambda z, threads: z.new_empty(z.shape[0], z.shape[1] // 2),
+        "normed_linear": normed_linear,
         "short_conv_norm": lambda x, *_: (x.new_empty(x.shape), x.new_empty(x.shape)),
         "route": route,
         "embedding": lambda ids, table, _: table.new_empty(ids.shape[0], table.shape[1], dtype=torch.float32),

@@ -9,7 +9,8 @@ from samebit.kernels import torch_set
 from samebit.kernels.native import bindings
 from samebit.kernels.native.build import NativeUnavailableError, host_isas, load_library
 from samebit.kernels.ops import operators
-from samebit.kernels.sets import Element, KernelSet
+from samebit.kernels.sets import KernelSet
+from samebit.kernels.values import Element
 
 _log = logging.getLogger(__name__)
 KernelKind = Literal["auto", "native", "torch"]

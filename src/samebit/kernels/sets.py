@@ -11,7 +11,6 @@ the residual stream are fp32 still, and whatever is kept in a pool is rounded be
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Literal
 
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from samebit.kernels.values import (
     ConvIndex,
     DraftIndex,
     DraftWords,
+    Element,
     EntryIndex,
     IndexSizes,
     KvIndex,
@@ -31,13 +31,8 @@ from samebit.kernels.values import (
     PageTags,
     SampleColumns,
     Turn,
+    UnsupportedSizeError,
 )
-
-Element = Literal["float32", "bfloat16"]
-
-
-class UnsupportedSizeError(ValueError):
-    """A set has no kernel for a size; names the size and the limit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +83,8 @@ class KernelSet:
         """Lay out a weight [N, K] fp32 or bf16 for ``linear``; bf16 stays two bytes an element where the set can."""
         pack, ops = self._maker(weight)
         packed = pack(weight)
-        return Packed(packed, weight.shape[0], wide, ops.linear, ops.addends, self._library_rows(packed))
+        made = (ops.linear, ops.addends, ops.normed_linear)
+        return Packed(packed, weight.shape[0], wide, *made, self._library_rows(packed))
 
     def step_index(self, fields: list[Tensor], tables: list[Tensor], results: list[Tensor], sizes: IndexSizes) -> None:
         """Positions, ring rows, page slots and tags of a step, from its inputs and the slot tables.
@@ -112,15 +108,9 @@ class KernelSet:
         return accepted
 
     def draft_words(
-        self,
-        slots: Tensor,
-        samples: Tensor,
-        length: Tensor,
-        next_token: Tensor,
-        sampling: SampleColumns,
-        words: DraftWords,
-        filler: int,
-    ) -> None:
+        self, slots: Tensor, samples: Tensor, length: Tensor, next_token: Tensor, sampling: SampleColumns,
+        words: DraftWords, filler: int,
+    ) -> None:  # fmt: skip
         """Put into ``words`` all that rows guess by, from what their slots hold: zeros for the inert slot.
 
         ``slots`` [P] int32; ``samples`` [P] int32: the rows of ``sampling`` whose settings guesses are drawn with. A block is the
@@ -169,6 +159,14 @@ class KernelSet:
         """``silu(gate) * up`` for ``z`` [T, 2I] = gate | up (Shazeer, 2020)."""
         out: Tensor = self._ops.swiglu(z, self.num_threads)
         return out
+
+    def normed_linear(
+        self, x: Tensor, y: Tensor, gain: Tensor, eps: float, w: Packed, *, is_gated: bool
+    ) -> tuple[Tensor, Tensor]:
+        """``add_norm``, ``linear`` of the norm and, if ``is_gated``, ``swiglu`` of that: the sum, and [T, N] or [T, N / 2]."""
+        assert not w.wide, "a product of norms is of activations"
+        library = x.shape[0] in w.library_rows
+        return w.normed(x, y, gain, eps, w.data, w.num_out, library, is_gated, self.num_threads)
 
     def short_conv(
         self, x: Tensor, taps: Tensor, rows: Tensor, row_tags: Tensor, ix: ConvIndex, residual: Tensor | None

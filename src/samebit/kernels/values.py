@@ -11,7 +11,7 @@ axis; tokens from ``query_start[B]`` on are padding and belong to nobody.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,14 @@ SINK_ROW = 1
 """Row of a convolution pool that takes unwanted writes and is never read."""
 SINK_PAGE = 0
 """Page that takes unwanted K/V writes and is never read."""
+
+
+Element = Literal["float32", "bfloat16"]
+"""What activations and pools are made of."""
+
+
+class UnsupportedSizeError(ValueError):
+    """A set has no kernel for a size; names the size and the limit."""
 
 
 def check_dense(dtype: torch.dtype, *tensors: Tensor) -> None:
@@ -221,7 +229,7 @@ class SampleColumns:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The weight [N, K] of a linear map, laid out for ``product`` and ``addends``, the operators that multiply by it; opaque.
+    """The weight [N, K] of a linear map, laid out for ``product``, ``addends`` and ``normed``, the operators that multiply by it; opaque.
 
     ``wide``: the result is fp32 whatever the activations are. ``library_rows``: the numbers of rows for which the vendor's library
     has been found to give the same bits as the set's own product, and may stand in for it.
@@ -232,6 +240,7 @@ class Packed:
     wide: bool
     product: Callable[..., Tensor]
     addends: Callable[..., Tensor]
+    normed: Callable[..., tuple[Tensor, Tensor]]
     library_rows: frozenset[int] = frozenset()
 
 

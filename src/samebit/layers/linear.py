@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from samebit.kernels.sets import KernelSet
+from samebit.layers.norm import RmsNorm
 
 
 class Linear:
@@ -20,6 +21,10 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._kernels.linear(x, self._packed)
+
+    def of_norm(self, norm: RmsNorm, x: Tensor, y: Tensor, *, is_gated: bool = False) -> tuple[Tensor, Tensor]:
+        """`x + y` [T, K] fp32, and the result for the norm of it; if `is_gated`, silu(gate) * up [T, N / 2] of a result gate | up."""
+        return self._kernels.normed_linear(x, y, norm.gain, norm.eps, self._packed, is_gated=is_gated)
 
     def addends(self, x: Tensor) -> Tensor:
         """[S, T, N] fp32: the result, if `wide`, is their sum over S, in order."""

@@ -32,7 +32,8 @@ from samebit.state.pools import KvPool, PoolPart
 
 @dataclass(frozen=True, slots=True)
 class BlockLayer:
-    """One decoder layer: x + attention(norm(x)), then x + swiglu(norm(x)). `qkv` maps to queries, keys and values side by side.
+    """One decoder layer: x + attention(norm(x)), then x + mlp(norm(x)). `qkv` maps to queries, keys and values side by side, `gate_up`
+    to the terms of a gated activation.
 
     `window` 0: none. Heads of queries and keys are normalised, with gains [nh + nk, hd], then turned.
     """
@@ -50,19 +51,16 @@ class BlockLayer:
     window: int
     is_causal: bool
 
-    def __call__(
-        self, x: Tensor, normed: Tensor, norm: RmsNorm, turn: Turn, pool: KvPool, index: BlockIndex
-    ) -> tuple[Tensor, Tensor]:
-        """Block rows behind what `pool` holds for them: the next `x` [P * N, H], for this one and its `attn_norm`, and `norm` of it."""
-        width = self.head_gains.shape[1]
-        num_turned, fused = self.head_gains.numel(), self.qkv(normed)
+    def __call__(self, x: Tensor, fused: Tensor, turn: Turn, pool: KvPool, index: BlockIndex) -> tuple[Tensor, Tensor]:
+        """Block rows `x` [P * N, H] behind what `pool` holds for them, and their `qkv`: both terms of the next `x`."""
+        width, num_turned = self.head_gains.shape[1], self.head_gains.numel()
         turned = self.kernels.turn_heads(fused[:, :num_turned], self.head_gains, self.k_norm.eps, turn)
         q, k = turned.tensor_split([self.num_heads * width], dim=1)
         attended = self.kernels.block_attention(
             q, k, fused[:, num_turned:], pool.k, pool.v, index, self.window, width**-0.5, is_causal=self.is_causal
         )
-        x, normed = self.mlp_norm.after_adding(x, self.out(attended))
-        return norm.after_adding(x, self.down(self.kernels.swiglu(self.gate_up(normed))))
+        x, activated = self.gate_up.of_norm(self.mlp_norm, x, self.out(attended), is_gated=True)
+        return x, self.down(activated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +152,13 @@ class BlockDrafter:
         x = self._target.embedding_rows(steps.block_tokens)
         if config.input_embedding_scale != 1:
             x = x * config.input_embedding_scale
-        normed, norms = parts.layers[0].attn_norm(x), [*(layer.attn_norm for layer in parts.layers[1:]), parts.norm]
-        for i, (layer, norm) in enumerate(zip(parts.layers, norms, strict=True)):
+        fused = parts.layers[0].qkv(parts.layers[0].attn_norm(x))
+        for i, (layer, following) in enumerate(zip(parts.layers, [*parts.layers[1:], None], strict=True)):
             pool, group = self._place(i, state)
-            x, normed = layer(x, normed, norm, turn, pool, steps.behind(group))
-        return normed.view(steps.num_rows, self.block.num_tokens, -1)
+            x, added = layer(x, fused, turn, pool, steps.behind(group))
+            if following is not None:
+                x, fused = following.qkv.of_norm(following.attn_norm, x, added)
+        return parts.norm.after_adding(x, added)[1].view(steps.num_rows, self.block.num_tokens, -1)
 
     def _drawn_in_turn(
         self, markov: MarkovHead, hidden: Tensor, logits: Tensor, last_tokens: Tensor, columns: SampleColumns

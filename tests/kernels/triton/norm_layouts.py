@@ -8,19 +8,22 @@ import re
 import sys
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from samebit.kernels.triton import conv, conv_heads, pages, rows
+from samebit.kernels.triton import conv, conv_heads, normed_linear, pages, rows
+from samebit.kernels.triton.launch import dot_dtype
+from samebit.kernels.triton.linear import BLOCK_K, TILES
 
 WIDE_INDEX = {
     "row_tags", "read_tags", "store_tags", "write_tags", "entry_source_tags", "entry_tag", "page_tags", "stamp_tags",
 }  # fmt: skip
 POINTERS = {
-    "x", "y", "q", "k", "v", "taps", "rows", "residual", "gain", "q_gain", "k_gain", "total", "out", "normed_out", "k_pages", "v_pages",
+    "x", "y", "q", "k", "v", "taps", "rows", "residual", "gain", "q_gain", "k_gain", "total", "out", "normed_out", "k_pages", "v_pages", "weight",
 }  # fmt: skip
-SIZES = {"num_tokens", "num_rows", "num_entries", "x_stride", "y_stride", "residual_stride"}
+SIZES = {"num_out", "num_in", "num_tokens", "num_rows", "num_entries", "x_stride", "y_stride", "residual_stride"}
 
 
 def layouts(
@@ -80,8 +83,30 @@ def heads_behind_and_alone(heads: int, kv_heads: int, width: int, dtype: str) ->
     return layouts(kernel, dtypes, meta | {"ROW_BLOCK": conv.ROW_BLOCK}, options), alone
 
 
+def with_product_and_alone(width: int, dtype: str, *, is_gated: bool) -> tuple[list[str], list[str]]:
+    """A norm of a sum, of which a product is made."""
+    activation = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
+    block, num_rows, num_warps = rows.norm_tile(width)
+    options = {"num_warps": num_warps, "enable_fp_fusion": False}
+    meta = {"WIDTH": width, "PARTS": 1, "ROWS": num_rows, "BLOCK": block, "ADDS": True}
+    alone = layouts(rows.norm_kernel, {"y": dtype, "out": dtype}, meta, options)
+    tile = min(TILES[activation], key=lambda tile: (tile.tokens, -tile.span, tile.weights))
+    meta = {
+        "WIDTH": width, "BLOCK": block, "BLOCK_N": tile.weights, "BLOCK_T": tile.tokens, "BLOCK_K": BLOCK_K[activation],
+        "IS_GATED": is_gated, "DOT": dot_dtype(activation),
+    }  # fmt: skip
+    dtypes = dict.fromkeys(("y", "weight", "out"), dtype)
+    return layouts(normed_linear.normed_linear_kernel, dtypes, meta, options), alone
+
+
 def main() -> None:
-    if sys.argv[1:] == ["heads"]:
+    if sys.argv[1:] == ["products"]:
+        pairs = [with_product_and_alone(256, "bf16", is_gated=gated) for gated in (False, True)]
+        pairs += [
+            with_product_and_alone(128, "bf16", is_gated=True),
+            with_product_and_alone(256, "fp32", is_gated=True),
+        ]
+    elif sys.argv[1:] == ["heads"]:
         pairs = [heads_behind_and_alone(16, 8, 128, "bf16"), heads_behind_and_alone(4, 2, 64, "fp32")]
     else:
         pairs = [behind_and_alone(2048, "bf16"), behind_and_alone(256, "fp32")]
