@@ -12,23 +12,25 @@ from samebit.kernels import torch_words
 
 def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     """What can be made of a set's functions, by plain name; those that it takes need be there only when it is called."""
-    rms_norm = operators["rms_norm"]
 
-    def short_conv_norm(
-        x: Tensor, taps: Tensor, rows: Tensor, row_tags: Tensor, query_start: Tensor, read_rows: Tensor,
-        read_tags: Tensor, store_rows: Tensor, store_tags: Tensor, write_rows: Tensor, write_tags: Tensor,
-        entry_sources: Tensor, entry_source_tags: Tensor, entry_dest: Tensor, entry_tag: Tensor, residual: Tensor,
-        gain: Tensor, eps: float, threads: int,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        y = operators["short_conv"](
-            x, taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
-            entry_sources, entry_source_tags, entry_dest, entry_tag, residual, threads,
-        )  # fmt: skip
-        return y, rms_norm(y, gain, eps, threads)
+    def draw(
+        logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor,
+        sample_index: Tensor, position: Tensor, target: Tensor, threads: int,
+    ) -> Tensor:  # fmt: skip
+        settings = temperature, top_k, top_p, min_p, seed, sample_index, position, target
+        tokens: Tensor = operators["sample"](logits, *settings, threads)[0]
+        return tokens
+
+    of_others = {**_of_products(operators), **_of_convolutions_and_heads(operators)}
+    return {**torch_words.IMPLEMENTATIONS, **of_others, "draw": draw}
+
+
+def _of_products(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """Products, what goes before them and what follows."""
 
     def add_norm(x: Tensor, y: Tensor, gain: Tensor, eps: float, threads: int) -> tuple[Tensor, Tensor]:
         total = x.float() + y
-        return total, rms_norm(total, gain, eps, threads)
+        return total, operators["rms_norm"](total, gain, eps, threads)
 
     def normed_linear(
         x: Tensor,
@@ -65,6 +67,30 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
         expert_ids, weights = operators["route"](in_order(logits), bias, top_k, num_shared, scale, threads)
         out: Tensor = operators["moe"](x, expert_ids, weights, num_tokens, w13, w2, intermediate, threads)
         return out
+
+    return {
+        "add_norm": add_norm,
+        "normed_linear": normed_linear,
+        "addends": addends,
+        "mixture": mixture,
+    }
+
+
+def _of_convolutions_and_heads(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """Convolutions and heads, with their norms."""
+    rms_norm = operators["rms_norm"]
+
+    def short_conv_norm(
+        x: Tensor, taps: Tensor, rows: Tensor, row_tags: Tensor, query_start: Tensor, read_rows: Tensor,
+        read_tags: Tensor, store_rows: Tensor, store_tags: Tensor, write_rows: Tensor, write_tags: Tensor,
+        entry_sources: Tensor, entry_source_tags: Tensor, entry_dest: Tensor, entry_tag: Tensor, residual: Tensor,
+        gain: Tensor, eps: float, threads: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        y = operators["short_conv"](
+            x, taps, rows, row_tags, query_start, read_rows, read_tags, store_rows, store_tags, write_rows, write_tags,
+            entry_sources, entry_source_tags, entry_dest, entry_tag, residual, threads,
+        )  # fmt: skip
+        return y, rms_norm(y, gain, eps, threads)
 
     def write_heads(
         q: Tensor,
@@ -108,14 +134,6 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
             None, threads,
         )  # fmt: skip
 
-    def draw(
-        logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor,
-        sample_index: Tensor, position: Tensor, target: Tensor, threads: int,
-    ) -> Tensor:  # fmt: skip
-        settings = temperature, top_k, top_p, min_p, seed, sample_index, position, target
-        tokens: Tensor = operators["sample"](logits, *settings, threads)[0]
-        return tokens
-
     def turn_heads(
         x: Tensor, gains: Tensor, eps: float, positions: Tensor, cos: Tensor, sin: Tensor, threads: int
     ) -> Tensor:
@@ -124,16 +142,10 @@ def composed(operators: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[
         return turned(normed * gains.flatten(), positions, cos, sin)
 
     return {
-        **torch_words.IMPLEMENTATIONS,
-        "addends": addends,
-        "mixture": mixture,
         "short_conv_norm": short_conv_norm,
         "write_heads": write_heads,
         "conv_heads": conv_heads,
-        "add_norm": add_norm,
-        "normed_linear": normed_linear,
         "turn_heads": turn_heads,
-        "draw": draw,
     }
 
 
