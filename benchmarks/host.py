@@ -77,6 +77,10 @@ def main() -> None:
         before = time.process_time_ns()
         engine.step()
         totals.append(time.process_time_ns() - before)
+    if count := engine.scheduler.counters.num_preemptions:
+        raise SystemExit(
+            f"{count} preemptions: the steps were not of all rows; --cache-bytes={args.cache_bytes} is too little"
+        )
     print(
         f"{args.rows} rows: {statistics.median(totals) / 1e6:.3f} ms CPU a step (fastest tenth {tenth(totals):.3f}, slowest {max(totals) / 1e6:.3f})"
     )

@@ -52,6 +52,25 @@ def test_a_pool_for_one_request_serves_many_in_turn():
     world.check_empty()
 
 
+def steps_in_a_pool_that_is_outgrown(*, runs_ahead):
+    """The steps that sixteen requests take, for less than half of which there are pages in the end."""
+    geometry = make_geometry(num_slots=16, num_pages=(400, 50), num_snapshots=40, page_size=16, max_length=256)
+    world = World(geometry, budget=128, interval=64, runs_ahead=runs_ahead)
+    for i in range(16):
+        world.add([(5 * i + 3 * j) % VOCAB for j in range(30 + i)], max_tokens=80, seed=i)
+    count = 0
+    while world.scheduler.has_work:
+        world.step()
+        count += 1
+    assert world.counters.num_preemptions > 0
+    return count
+
+
+def test_where_pages_run_out_planning_ahead_takes_no_more_steps():
+    """Who finds no page must not sit out step after step because there is always one in flight."""
+    assert steps_in_a_pool_that_is_outgrown(runs_ahead=True) <= 1.1 * steps_in_a_pool_that_is_outgrown(runs_ahead=False)
+
+
 def test_requests_that_outgrow_the_pool_are_preempted_youngest_first():
     world = World(make_geometry(num_slots=3, num_snapshots=8, num_pages=(40, 15), max_length=60), budget=32)
     watched = [world.add(tokens(10, seed=i), max_tokens=40) for i in range(3)]

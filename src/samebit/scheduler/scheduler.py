@@ -61,7 +61,7 @@ class Scheduler:
         self._config, self._drafter, self._grammar = config, drafter, grammar
         self._manager, self.max_length = manager, max_length
         self.counters = Counters(accepted_per_position=[0] * manager.geometry.max_drafts)
-        self._step, self._sequences = 0, dict[str, Sequence]()
+        self._step, self._is_short, self._sequences = 0, False, dict[str, Sequence]()
         self._waiting = WaitingQueue(config.priority_aging_steps)
         self._running, self._publishing = list[Sequence](), list[Sequence]()
         self._flights, self._admitted = deque[PlannedStep](), list[Admission]()
@@ -114,7 +114,7 @@ class Scheduler:
     def plan(self) -> BatchPlan:
         """Decide the next step. Every call must be followed by `commit`, or by `fail` if the step cannot be executed."""
         assert not self._flights, "the last step has not been committed"
-        self._step += 1
+        self._step, self._is_short = self._step + 1, False
         for sequence in picked(self._running, self._config.schedule, self._step):
             self._preempt(sequence)
         return self._launch(self._plan_rows())
@@ -126,7 +126,7 @@ class Scheduler:
         Whoever then turns out to have ended has computed them in vain.
         """
         assert len(self._flights) == 1, "one step is in flight"
-        if not may_plan_ahead(self._flights[0], self._running, self._config.schedule):
+        if self._is_short or not may_plan_ahead(self._flights[0], self._running, self._config.schedule):
             return None
         self._step += 1
         planned = self._plan_rows()
@@ -227,8 +227,9 @@ class Scheduler:
             return None
         before = start - state.length
         while (num_tokens := self._manager.grow(state, before + wanted) - before) <= 0:
-            # Nobody is preempted while a step is in flight: what it is about to give is not known.
-            if self._flights or not self._preempt_youngest(sequence):
+            # Nobody is preempted while a step is in flight: what it is about to give is not known. The next plan waits for its end.
+            self._is_short = bool(self._flights)
+            if self._is_short or not self._preempt_youngest(sequence):
                 return None
         sequence.num_chunks += 1
         guesses = drafts[: max(0, num_tokens - left)] if drafts else drafts
