@@ -105,8 +105,8 @@ def test_the_pools_that_a_steps_memory_is_measured_with_are_let_go(tmp_path, mon
     geometry, _ = size_pools(config, loaded.layout()[0], loaded.model.max_length)
     monkeypatch.setattr(device_module, "StatePools", noted)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 1000)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 1234)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 1000)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 1234)
     assert device_module.step_bytes(config, loaded, geometry, cpu) == 234
     assert [reference() for reference in made] == [None]
 

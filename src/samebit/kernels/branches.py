@@ -25,8 +25,8 @@ def in_branch() -> bool:
 def beside(work: Callable[[], None], device: torch.device) -> Iterator[None]:
     """Run `work` beside what the body launches: both begin behind what was launched before, and what is launched later waits for both.
 
-    Neither may write what the other reads or writes. What `work` makes is let go in it, since memory of a stream goes back to that
-    stream; what it is handed is held until the body ends. On a CPU it runs before the body. There is one branch at a time.
+    Neither may write what the other reads or writes. What `work` makes must not outlive it, as memory of a stream goes back to that
+    stream; what it holds itself is held until the body ends. On a CPU it runs before the body. There is one branch at a time.
     """
     assert not in_branch(), "a branch of a branch"
     if device.type != "cuda":

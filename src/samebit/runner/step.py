@@ -84,7 +84,7 @@ def run_step(
         tokens, logprobs, ranks, finite, top_ids, top_logprobs = drawn
         tables = pools.tables
         accepted = kernels.accept(tokens, index.drafts, tables.length, tables.next_token, pools.geometry.max_drafts)
-        if buffers.draft_steps.num_rows:
+        if speculation is not None and buffers.draft_steps.num_rows:
             buffers.draft_steps.begin(kernels, index.sampling)
     drafts, confidence = _speculate(speculation, kernels, buffers, pools)
     pages_intact, rows_written = acknowledge(inputs, index, kernels, pools)

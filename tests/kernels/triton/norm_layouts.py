@@ -15,7 +15,7 @@ from triton.compiler import ASTSource
 
 from samebit.kernels.triton import conv, conv_heads, normed_linear, pages, rows
 from samebit.kernels.triton.launch import dot_dtype
-from samebit.kernels.triton.linear import BLOCK_K, TILES
+from samebit.kernels.triton.linear import BLOCK_K, tile_of
 
 WIDE_INDEX = {
     "row_tags", "read_tags", "store_tags", "write_tags", "entry_source_tags", "entry_tag", "page_tags", "stamp_tags",
@@ -83,29 +83,26 @@ def heads_behind_and_alone(heads: int, kv_heads: int, width: int, dtype: str) ->
     return layouts(kernel, dtypes, meta | {"ROW_BLOCK": conv.ROW_BLOCK}, options), alone
 
 
-def with_product_and_alone(width: int, dtype: str, *, is_gated: bool) -> tuple[list[str], list[str]]:
-    """A norm of a sum, of which a product is made."""
+def with_product_and_alone(width: int, x_dtype: str, dtype: str, *, is_gated: bool) -> tuple[list[str], list[str]]:
+    """A norm of a sum, of which a product is made, for a few rows and some hundred columns of it."""
     activation = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
     block, num_rows, num_warps = rows.norm_tile(width)
     options = {"num_warps": num_warps, "enable_fp_fusion": False}
     meta = {"WIDTH": width, "PARTS": 1, "ROWS": num_rows, "BLOCK": block, "ADDS": True}
-    alone = layouts(rows.norm_kernel, {"y": dtype, "out": dtype}, meta, options)
-    tile = min(TILES[activation], key=lambda tile: (tile.tokens, -tile.span, tile.weights))
+    alone = layouts(rows.norm_kernel, {"x": x_dtype, "y": dtype, "out": dtype}, meta, options)
+    tile = tile_of(8, 1152, width, activation)
     meta = {
         "WIDTH": width, "BLOCK": block, "BLOCK_N": tile.weights, "BLOCK_T": tile.tokens, "BLOCK_K": BLOCK_K[activation],
         "IS_GATED": is_gated, "DOT": dot_dtype(activation),
     }  # fmt: skip
-    dtypes = dict.fromkeys(("y", "weight", "out"), dtype)
+    dtypes = dict.fromkeys(("y", "weight", "out"), dtype) | {"x": x_dtype}
     return layouts(normed_linear.normed_linear_kernel, dtypes, meta, options), alone
 
 
 def main() -> None:
     if sys.argv[1:] == ["products"]:
-        pairs = [with_product_and_alone(256, "bf16", is_gated=gated) for gated in (False, True)]
-        pairs += [
-            with_product_and_alone(128, "bf16", is_gated=True),
-            with_product_and_alone(256, "fp32", is_gated=True),
-        ]
+        widths, dtypes = (64, 128, 192, 256), (("fp32", "bf16"), ("bf16", "bf16"), ("fp32", "fp32"))
+        pairs = [with_product_and_alone(width, *dtype, is_gated=width > 64) for width in widths for dtype in dtypes]
     elif sys.argv[1:] == ["heads"]:
         pairs = [heads_behind_and_alone(16, 8, 128, "bf16"), heads_behind_and_alone(4, 2, 64, "fp32")]
     else:

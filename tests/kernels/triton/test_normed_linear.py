@@ -15,10 +15,10 @@ EPS = 1e-6
 FEW = normed_linear.MOST_ROWS
 
 
-def operands(device, activation, num_rows, num_out, width, seed=1):
-    """Rows in one tensor with others, the second term an activation, a gain and a packed weight."""
-    x = normal(seed, num_rows, 2 * width).to(device)[:, :width]
-    y = normal(seed + 1, num_rows, width + 8).to(device, activation)[:, :width]
+def operands(device, activation, num_rows, num_out, width, seed=1, *, is_first=False):
+    """Two terms of rows, of which the second is an activation and the first, if it is the ``first`` of a model, too; a gain; a packed weight."""
+    x = normal(seed, num_rows, width).to(device, activation if is_first else torch.float32)
+    y = normal(seed + 1, num_rows, width).to(device, activation)
     weight = linear.pack_linear(normal(seed + 2, num_out, width).to(device) / width**0.5, activation)
     return x, y, normal(seed + 3, width).to(device), weight
 
@@ -39,12 +39,15 @@ def by_themselves(activation, x, y, gain, weight, *, is_gated):
     columns=st.integers(1, 150),
     steps=st.integers(1, 4),
     is_gated=st.booleans(),
+    is_first=st.booleans(),
     activation=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 1000),
 )
-def test_the_bits_are_those_of_separate_launches(device, num_rows, columns, steps, is_gated, activation, seed):
+def test_the_bits_are_those_of_separate_launches(
+    device, num_rows, columns, steps, is_gated, is_first, activation, seed
+):
     num_out = 2 * columns if is_gated else columns
-    given_to = operands(device, activation, num_rows, num_out, steps * BLOCK_K[activation], seed)
+    given_to = operands(device, activation, num_rows, num_out, steps * BLOCK_K[activation], seed, is_first=is_first)
     found = at_once(activation, *given_to, is_gated=is_gated)
     for one, wanted in zip(found, by_themselves(activation, *given_to, is_gated=is_gated), strict=True):
         assert one.dtype is wanted.dtype
@@ -62,18 +65,36 @@ def test_a_row_does_not_know_its_company(device, activation, num_out, width, is_
             assert torch.equal(one, all_of_them[part])
 
 
-@pytest.mark.parametrize(
-    ("num_rows", "num_out", "steps", "launches"),
-    [(FEW, 60, 4, 1), (FEW + 1, 60, 4, 3), (1, 60, 32, 3), (1, 60, 3.5, 3)],
-)
-def test_few_short_rows_of_whole_steps_take_one_launch(device, activation, num_rows, num_out, steps, launches):
-    given_to = operands(device, activation, num_rows, num_out, int(steps * BLOCK_K[activation]))
+def launches_of(activation, *given_to):
     before = num_launches()
-    at_once(activation, *given_to, is_gated=True)
-    assert num_launches() - before == launches
+    found = at_once(activation, *given_to, is_gated=True)
+    launches = num_launches() - before
+    for one, wanted in zip(found, by_themselves(activation, *given_to, is_gated=True), strict=True):
+        assert torch.equal(one, wanted)
+    return launches
 
 
-def test_rows_that_are_not_there_and_columns_beside_them_are_left_alone(device, activation):
+@pytest.mark.parametrize(
+    ("num_rows", "width", "launches"),
+    [(FEW, normed_linear.MOST_COLUMNS, 1), (FEW + 1, 64, 3), (1, normed_linear.MOST_COLUMNS + 64, 3), (1, 80, 3)],
+)
+def test_few_short_rows_of_whole_steps_take_one_launch(device, activation, num_rows, width, launches):
+    assert launches_of(activation, *operands(device, activation, num_rows, 60, width)) == launches
+
+
+def test_rows_that_a_norm_of_their_own_lays_out_otherwise_are_normed_by_it(device, activation):
+    """A second term that is no activation, terms whose rows lie apart, and terms that are not aligned."""
+    x, y, gain, weight = operands(device, activation, 3, 60, 64)
+    other = torch.float32 if activation is torch.bfloat16 else torch.bfloat16
+    apart, shifted = y.new_zeros(3, 72)[:, :64].copy_(y), y.new_zeros(3 * 64 + 1)[1:].view(3, 64).copy_(y)
+    assert launches_of(activation, x, y, gain, weight) == 1
+    for term in (y.to(other), apart, shifted):
+        assert launches_of(activation, x, term, gain, weight) == 3
+    for term in (torch.cat([x, x], dim=1)[:, :64], torch.cat([x.flatten(), x[0]])[1 : 3 * 64 + 1].view(3, 64)):
+        assert launches_of(activation, term, y, gain, weight) == 3
+
+
+def test_rows_that_are_not_there_are_left_alone(device, activation):
     x, y, gain, weight = operands(device, activation, 5, 96, 64)
     wanted = at_once(activation, x[:3].clone(), y[:3].clone(), gain, weight, is_gated=True)
     x[3:], y[3:] = torch.nan, torch.nan

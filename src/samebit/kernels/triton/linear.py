@@ -331,7 +331,7 @@ def linear_library(
     """What ``linear`` computes, by the device's library; a row's bits may depend on how many there are.
 
     Use it for row counts that ``certified_row_counts`` gives only. What the library chooses by beside the sizes is made the same
-    for all inputs: they are dense, and start at a multiple of 16 bytes.
+    for all inputs: they are dense, and start at a multiple of 16 bytes; torch gives it a workspace of its own for each stream.
     """
     x = x.to(activation).contiguous()
     if x.data_ptr() % 16:

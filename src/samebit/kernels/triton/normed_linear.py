@@ -1,8 +1,9 @@
 """Sum, norm, product and gated activation of few rows in one launch: the bits of ``add_norm``, ``linear`` and ``swiglu`` one after the other.
 
-Every program norms the whole rows, of which there are few and which are short, and multiplies a tile of weight rows by them. A row's
-norm lies over threads as that of ``rows.norm_kernel`` does, a chain over K is ``linear.chain``'s, and what would have been stored
-between launches is rounded as it would have been. Knows nothing of layers.
+Every program norms the whole rows, of which there are few and which are short, and multiplies a tile of weight rows by them. A chain over
+K is ``linear.chain``'s, and what would have been stored between launches is rounded as it would have been. A row's norm lies over threads as
+that of ``rows.norm_kernel`` does where the compiler knows both terms to be aligned, and the second to be an activation: there it lays
+rows out by what the norm stores, here by the term of fewest bytes. Knows nothing of layers.
 """
 
 import torch
@@ -14,9 +15,9 @@ from samebit.kernels.triton import rows
 from samebit.kernels.triton.launch import dot_dtype, launch
 from samebit.kernels.triton.linear import (
     BLOCK_K,
+    LONG_IN,
     linear,
     linear_library,
-    num_segments,
     tile_of,
 )
 from samebit.kernels.triton.rows import inverse_root, norm_tile
@@ -25,6 +26,7 @@ MOST_ROWS = 16
 """Rows of the narrowest tile: for more, all of a row's columns would be held for too many of them."""
 MOST_COLUMNS = 256
 """Of a row: what is read of longer ones is more than registers hold."""
+assert MOST_COLUMNS < LONG_IN, "a product of segments is summed in another order"
 
 
 @triton.jit
@@ -80,10 +82,12 @@ def normed_linear_kernel(
     tl.store(at, tl.trans(result).to(OUT), mask=is_row & (n < num_out)[None, :])
 
 
-def is_at_once(num_rows: int, width: int, num_out: int, activation: torch.dtype) -> bool:
-    """Whether one launch does it all: rows are few and short, their products are one chain over K, and K is whole steps."""
-    is_small = 0 < num_rows <= MOST_ROWS and width <= MOST_COLUMNS
-    return is_small and width % BLOCK_K[activation] == 0 and num_segments(num_out, width, activation) == 1
+def is_at_once(activation: torch.dtype, x: Tensor, y: Tensor) -> bool:
+    """Whether one launch does it all: rows are few and short, of whole steps along K, and norms lie over threads as they do alone."""
+    num_rows, width = x.shape
+    is_small = 0 < num_rows <= MOST_ROWS and width <= MOST_COLUMNS and width % BLOCK_K[activation] == 0
+    is_aligned = all(term.is_contiguous() and term.data_ptr() % 16 == 0 for term in (x, y))
+    return is_small and is_aligned and y.dtype is activation and x.dtype in {torch.float32, activation}
 
 
 def normed_linear(
@@ -100,12 +104,13 @@ def normed_linear(
 ) -> tuple[Tensor, Tensor]:
     """See ``KernelSet.normed_linear``; ``x`` and ``y`` are of any float dtypes."""
     num_rows, width = x.shape
-    if not is_at_once(num_rows, width, num_out, activation):
+    assert x.shape == y.shape, (x.shape, y.shape)
+    assert (gain.shape, weight.shape) == ((width,), (num_out, width)), (gain.shape, weight.shape)
+    if not is_at_once(activation, x, y):
         total, normed = rows.add_norm(activation, x, y, gain, eps, threads)
         compute = linear_library if library else linear
         product = compute(activation, normed, weight, num_out, False, threads)
         return total, rows.swiglu(activation, product, threads) if is_gated else product
-    assert x.stride(1) == y.stride(1) == 1, (x.stride(), y.stride())
     columns, (block, _, warps) = num_out // 2 if is_gated else num_out, norm_tile(width)
     total = torch.empty((num_rows, width), dtype=torch.float32, device=x.device)
     out = torch.empty((num_rows, columns), dtype=activation, device=x.device)
