@@ -61,8 +61,8 @@ class Scheduler:
         self._config, self._drafter, self._grammar = config, drafter, grammar
         self._manager, self.max_length = manager, max_length
         self.counters = Counters(accepted_per_position=[0] * manager.geometry.max_drafts)
-        self._step, self._is_short, self._sequences = 0, False, dict[str, Sequence]()
-        self._waiting = WaitingQueue(config.priority_aging_steps)
+        self._step, self._is_short = 0, False  # short: somebody has found no page while a step was in flight
+        self._sequences, self._waiting = dict[str, Sequence](), WaitingQueue(config.priority_aging_steps)
         self._running, self._publishing = list[Sequence](), list[Sequence]()
         self._flights, self._admitted = deque[PlannedStep](), list[Admission]()
 

@@ -316,8 +316,7 @@ def addends(activation: torch.dtype, x: Tensor, weight: Tensor, num_out: int, li
     """[S, T, N] fp32 whose sum, in ascending order, has the bits of the wide product: its segments for few rows, else itself."""
     segments = num_segments(num_out, x.shape[1], activation)
     if segments == 1 or segments * x.shape[0] * num_out > MOST_ADDENDS:
-        compute = linear_library if library else linear
-        return compute(activation, x, weight, num_out, True, threads)[None]
+        return product(activation, x, weight, num_out, True, library, threads)[None]
     x = x.to(activation)
     assert x.stride(1) == 1, x.stride()
     found = torch.empty((segments, x.shape[0], num_out), dtype=torch.float32, device=x.device)
@@ -344,14 +343,17 @@ def linear_library(
     return torch.mm(x, weight.mT, out_dtype=torch.float32)
 
 
+def product(
+    activation: torch.dtype, x: Tensor, weight: Tensor, num_out: int, wide: bool, library: bool, threads: int
+) -> Tensor:
+    """``linear``, by the device's ``library`` if that may stand in."""
+    compute = linear_library if library else linear
+    return compute(activation, x, weight, num_out, wide, threads)
+
+
 def implementations(activation: torch.dtype) -> dict[str, Callable[..., Any]]:
-    """``linear`` and ``addends`` for activations of this dtype, with the operators' arguments: ``library`` says who computes it."""
-
-    def product(x: Tensor, weight: Tensor, num_out: int, wide: bool, library: bool, threads: int) -> Tensor:
-        compute = linear_library if library else linear
-        return compute(activation, x, weight, num_out, wide, threads)
-
-    return {"linear": product, "addends": partial(addends, activation)}
+    """``product`` and ``addends`` for activations of this dtype, as the operators that they are."""
+    return {"linear": partial(product, activation), "addends": partial(addends, activation)}
 
 
 def certified_row_counts(

@@ -13,13 +13,7 @@ from torch import Tensor
 
 from samebit.kernels.triton import rows
 from samebit.kernels.triton.launch import dot_dtype, launch
-from samebit.kernels.triton.linear import (
-    BLOCK_K,
-    LONG_IN,
-    linear,
-    linear_library,
-    tile_of,
-)
+from samebit.kernels.triton.linear import BLOCK_K, LONG_IN, product, tile_of
 from samebit.kernels.triton.rows import inverse_root, norm_tile
 
 MOST_ROWS = 16
@@ -40,7 +34,7 @@ def parts_of(rows, BLOCK_K: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows"])
 def normed_linear_kernel(
-    x, y, gain, weight, total, out, num_rows, num_out, x_stride, y_stride, eps,
+    x, y, gain, weight, total, out, num_rows, num_out, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
     IS_GATED: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -58,7 +52,7 @@ def normed_linear_kernel(
         ups = parts_of(weight + (row + num_out) * WIDTH, BLOCK_K, PARTS)
     t, column = tl.arange(0, BLOCK_T), tl.arange(0, BLOCK)[None, :]
     token = tl.minimum(t, num_rows - 1).to(tl.int64)[:, None]
-    x_rows, y_rows, is_row, there = x + token * x_stride, y + token * y_stride, (t < num_rows)[:, None], column < WIDTH
+    x_rows, y_rows, is_row, there = x + token * WIDTH, y + token * WIDTH, (t < num_rows)[:, None], column < WIDTH
     values = tl.load(x_rows + column, mask=there, other=0.0).to(tl.float32)
     values += tl.load(y_rows + column, mask=there, other=0.0).to(tl.float32)
     xs, ys = parts_of(x_rows, BLOCK_K, PARTS), parts_of(y_rows, BLOCK_K, PARTS)
@@ -108,16 +102,15 @@ def normed_linear(
     assert (gain.shape, weight.shape) == ((width,), (num_out, width)), (gain.shape, weight.shape)
     if not is_at_once(activation, x, y):
         total, normed = rows.add_norm(activation, x, y, gain, eps, threads)
-        compute = linear_library if library else linear
-        product = compute(activation, normed, weight, num_out, False, threads)
-        return total, rows.swiglu(activation, product, threads) if is_gated else product
+        out = product(activation, normed, weight, num_out, False, library, threads)
+        return total, rows.swiglu(activation, out, threads) if is_gated else out
     columns, (block, _, warps) = num_out // 2 if is_gated else num_out, norm_tile(width)
     total = torch.empty((num_rows, width), dtype=torch.float32, device=x.device)
     out = torch.empty((num_rows, columns), dtype=activation, device=x.device)
     tile = tile_of(num_rows, num_out, width, activation)
     launch(
         normed_linear_kernel, (triton.cdiv(columns, tile.weights),), x, y, gain, weight, total, out, num_rows, columns,
-        x.stride(0), y.stride(0), eps, WIDTH=width, BLOCK=block, BLOCK_N=tile.weights, BLOCK_T=tile.tokens,
+        eps, WIDTH=width, BLOCK=block, BLOCK_N=tile.weights, BLOCK_T=tile.tokens,
         BLOCK_K=BLOCK_K[activation], IS_GATED=is_gated, DOT=dot_dtype(activation), num_warps=warps,
         enable_fp_fusion=False,
     )  # fmt: skip
